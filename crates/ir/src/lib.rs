@@ -1,0 +1,22 @@
+//! The tensor-op graph of Monopass.
+//!
+//! In reading order: [`types`] (element types and shapes), [`op`] (the op table), [`ops`] (what each op means),
+//! [`graph`] (nodes and values), [`builder`] (how programs make graphs), [`verify`] (what holds of every graph),
+//! [`error`] (mistakes).
+//!
+//! The crate knows no device and no file.
+
+pub mod builder;
+pub mod data;
+pub mod error;
+pub mod graph;
+pub mod op;
+pub mod ops;
+pub mod types;
+pub mod verify;
+
+pub use data::{Elements, TensorData};
+pub use builder::{GraphBuilder, Tensor};
+pub use graph::{Graph, NodeId, ValueId};
+pub use op::Op;
+pub use types::{DType, TensorType};

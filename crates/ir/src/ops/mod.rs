@@ -1,0 +1,133 @@
+//! What each op means, by family: its typing rule (`infer`) and its value (`eval`) side by side.
+//!
+//! The two functions here only hand an op to its family, naming every op so that the compiler lists what is missing.
+
+pub mod conv;
+pub mod elementwise;
+pub mod index;
+pub mod matmul;
+pub mod movement;
+pub mod reduce;
+pub mod scan;
+
+use crate::error::help_line;
+use crate::op::{Op, OperandKind};
+use crate::types::TensorType;
+use std::fmt;
+
+/// A typing rule that operands or attributes break: what, and how to fix it. The place is added by the caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeError {
+    message: String,
+    help: Option<String>,
+}
+
+impl TypeError {
+    /// A broken rule; `message` starts with the mnemonic.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), help: None }
+    }
+
+    /// Adds how to fix it.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// How to fix it, if known.
+    #[must_use]
+    pub fn help_text(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
+    pub(crate) fn help_line(&self) -> String {
+        help_line(self.help.as_deref())
+    }
+}
+
+impl fmt::Display for TypeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Operand types as `infer` gets them.
+pub type OperandTypes<'a> = [Option<&'a TensorType>];
+
+/// Result types of `op` on operands of the given types: the only statement of its typing rule.
+///
+/// # Errors
+/// [`TypeError`] says which rule is broken and, where it can, how to fix it.
+pub fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
+    check_arity(op, operands)?;
+    let results = infer_results(op, operands)?;
+    for result in &results {
+        if result.n_elems() > u64::from(u32::MAX) {
+            return Err(TypeError::new(format!("{}: result {result} has more than 4294967295 elements", op.mnemonic()))
+                .help("split the batch or the length into several runs"));
+        }
+    }
+    Ok(results)
+}
+
+fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
+    match op {
+        Op::Neg {} | Op::Abs {} | Op::Exp {} | Op::Log {} | Op::Sqrt {} | Op::Rsqrt {} | Op::Sigmoid {} | Op::Silu {}
+        | Op::Softplus {} | Op::Tanh {} | Op::Sin {} | Op::Cos {} | Op::Floor {} | Op::Not {} | Op::Clamp { .. }
+        | Op::Cast { .. } | Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {} | Op::Max {} | Op::Min {} | Op::Eq {} | Op::Ne {}
+        | Op::Lt {} | Op::Le {} | Op::And {} | Op::Or {} | Op::Select {} => elementwise::infer(op, operands),
+        Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Broadcast { .. } | Op::Pad { .. } | Op::Concat { .. }
+        | Op::Iota { .. } => movement::infer(op, operands),
+        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } | Op::Argmax { .. } | Op::Cumsum { .. } => reduce::infer(op, operands),
+        Op::MatMul { .. } => matmul::infer(op, operands),
+        Op::Gather {} => index::infer(op, operands),
+        Op::Conv1d { .. } => conv::infer(op, operands),
+        Op::Scan { .. } => scan::infer(op, operands),
+    }
+}
+
+fn check_arity(op: &Op, operands: &OperandTypes) -> Result<(), TypeError> {
+    let specs = op.info().operands;
+    let is_list = specs.last().is_some_and(|spec| spec.kind == OperandKind::List);
+    if operands.len() != specs.len() && !(is_list && operands.len() > specs.len()) {
+        return Err(TypeError::new(format!("{}: takes {} operands, got {}", op.mnemonic(), specs.len(), operands.len()))
+            .help(format!("operands are {}; write _ for an absent optional one", specs.iter().map(|s| s.name).collect::<Vec<_>>().join(", "))));
+    }
+    for (idx, operand) in operands.iter().enumerate() {
+        let spec = &specs[idx.min(specs.len() - 1)];
+        if operand.is_none() && spec.kind != OperandKind::Option {
+            return Err(TypeError::new(format!("{}: operand {} is missing", op.mnemonic(), spec.name)));
+        }
+    }
+    Ok(())
+}
+
+/// The operand at `idx`, which `check_arity` has found present.
+fn required<'a>(op: &Op, operands: &OperandTypes<'a>, idx: usize) -> Result<&'a TensorType, TypeError> {
+    operands.get(idx).copied().flatten().ok_or_else(|| TypeError::new(format!("{}: operand {idx} is missing", op.mnemonic())))
+}
+
+/// An error unless `ty` has the dtype test's approval.
+fn expect_dtype(op: &Op, name: &str, ty: &TensorType, ok: bool, wanted: &str) -> Result<(), TypeError> {
+    if ok {
+        return Ok(());
+    }
+    Err(TypeError::new(format!("{}: {name} {ty} is not {wanted}", op.mnemonic())).help(format!("cast it to {wanted} first")))
+}
+
+/// An error unless `ty` has exactly this shape; `form` says it in axis letters.
+fn expect_shape(op: &Op, name: &str, ty: &TensorType, shape: &[usize], form: &str) -> Result<(), TypeError> {
+    if ty.shape == shape {
+        return Ok(());
+    }
+    Err(TypeError::new(format!("{}: {name} {ty} should be {form} = {shape:?}", op.mnemonic())))
+}
+
+/// An error unless `ty` has this rank; `form` says it in axis letters.
+fn expect_rank(op: &Op, name: &str, ty: &TensorType, rank: usize, form: &str) -> Result<(), TypeError> {
+    if ty.rank() == rank {
+        return Ok(());
+    }
+    Err(TypeError::new(format!("{}: {name} {ty} should have {rank} axes {form}", op.mnemonic())))
+}

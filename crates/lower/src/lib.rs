@@ -1,0 +1,13 @@
+//! Lowers a graph to a plan: passes, scheduling, memory and WGSL.
+//!
+//! In reading order: [`target`] (limits as data), [`step`] (kernels before storage is assigned), [`plan`] (what comes out),
+//! [`error`].
+
+pub mod error;
+pub mod plan;
+pub mod step;
+pub mod target;
+
+pub use error::LowerError;
+pub use plan::Plan;
+pub use target::Target;
