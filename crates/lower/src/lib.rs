@@ -3,10 +3,12 @@
 //! In reading order: [`target`] (limits as data), [`step`] (kernels before storage is assigned), [`plan`] (what comes out),
 //! [`error`].
 
+pub mod dump;
 pub mod error;
 pub mod plan;
 pub mod step;
 pub mod target;
+pub mod validate;
 
 pub use error::LowerError;
 pub use plan::Plan;

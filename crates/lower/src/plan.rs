@@ -70,6 +70,8 @@ pub enum BufferKind {
 /// One weight of a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackPart {
+    /// The value that it holds.
+    pub value: PlanValueId,
     /// Name of the graph param.
     pub name: String,
     /// Its type.
