@@ -172,6 +172,12 @@ impl Graph {
         &self.values[id]
     }
 
+    /// A value, if `id` is one of this graph.
+    #[must_use]
+    pub fn get_value(&self, id: ValueId) -> Option<&Value> {
+        self.values.get(id)
+    }
+
     /// Whether `id` is a value of this graph.
     #[must_use]
     pub fn has_value(&self, id: ValueId) -> bool {
@@ -205,18 +211,40 @@ impl Graph {
     ///
     /// # Errors
     /// The typing rule that the operands break, in words; see [`ops::infer`].
-    pub fn push_op(&mut self, op: Op, operands: Vec<Option<ValueId>>, scope: Arc<str>, location: Option<Location>) -> Result<Vec<ValueId>, ops::TypeError> {
+    pub fn push_op(
+        &mut self,
+        op: Op,
+        operands: Vec<Option<ValueId>>,
+        scope: Arc<str>,
+        location: Option<Location>,
+    ) -> Result<Vec<ValueId>, ops::TypeError> {
+        if operands.iter().flatten().any(|&id| !self.has_value(id)) {
+            return Err(ops::TypeError::new(format!("{}: an operand is not a value of this graph", op.mnemonic())));
+        }
         let types: Vec<Option<&TensorType>> = operands.iter().map(|operand| operand.map(|id| self.ty(id))).collect();
         let results = ops::infer(&op, &types)?;
         Ok(self.push(NodeKind::Op(op), operands, results, scope, location))
     }
 
     /// Appends a node whose types are given and not checked; [`crate::verify`] does. For readers of text.
-    pub fn push_unchecked(&mut self, kind: NodeKind, operands: Vec<Option<ValueId>>, types: Vec<TensorType>, scope: Arc<str>) -> Vec<ValueId> {
+    pub fn push_unchecked(
+        &mut self,
+        kind: NodeKind,
+        operands: Vec<Option<ValueId>>,
+        types: Vec<TensorType>,
+        scope: Arc<str>,
+    ) -> Vec<ValueId> {
         self.push(kind, operands, types, scope, None)
     }
 
-    fn push(&mut self, kind: NodeKind, operands: Vec<Option<ValueId>>, types: Vec<TensorType>, scope: Arc<str>, location: Option<Location>) -> Vec<ValueId> {
+    pub(crate) fn push(
+        &mut self,
+        kind: NodeKind,
+        operands: Vec<Option<ValueId>>,
+        types: Vec<TensorType>,
+        scope: Arc<str>,
+        location: Option<Location>,
+    ) -> Vec<ValueId> {
         let node = self.nodes.insert(Node { kind, operands, results: Vec::new(), scope, location });
         let results: Vec<ValueId> =
             types.into_iter().enumerate().map(|(result_idx, ty)| self.values.insert(Value { ty, node, result_idx })).collect();
@@ -257,7 +285,7 @@ impl Graph {
     pub fn sources(&self) -> impl Iterator<Item = (&str, ValueId, &Node)> + '_ {
         self.nodes().filter_map(|(_, node)| match &node.kind {
             NodeKind::Input { name, .. } | NodeKind::Param { name } | NodeKind::State { name, .. } => {
-                Some((name.as_str(), node.results[0], node))
+                node.results.first().map(|&value| (name.as_str(), value, node))
             }
             NodeKind::Const(_) | NodeKind::Op(_) => None,
         })
@@ -278,12 +306,14 @@ impl Graph {
         self.sources().filter(|(_, _, node)| matches!(node.kind, NodeKind::State { .. })).map(|(name, value, _)| (name, value))
     }
 
-    /// The named operand of an op node, if present.
+    /// The named operand of an op node, if present and not a list.
     #[must_use]
     pub fn operand(&self, node: &Node, name: &str) -> Option<ValueId> {
         let specs = node.op()?.info().operands;
         let idx = specs.iter().position(|spec| spec.name == name)?;
-        debug_assert!(specs[idx].kind != OperandKind::List);
+        if specs[idx].kind == OperandKind::List {
+            return None;
+        }
         node.operands.get(idx).copied().flatten()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! In reading order: [`types`] (element types and shapes), [`op`] (the op table), [`ops`] (what each op means),
 //! [`graph`] (nodes and values), [`builder`] (how programs make graphs), [`verify`] (what holds of every graph),
-//! [`error`] (mistakes).
+//! [`text`] (the `.ir` form), [`error`] (mistakes).
 //!
 //! The crate knows no device and no file.
 
@@ -12,11 +12,12 @@ pub mod error;
 pub mod graph;
 pub mod op;
 pub mod ops;
+pub mod text;
 pub mod types;
 pub mod verify;
 
-pub use data::{Elements, TensorData};
 pub use builder::{GraphBuilder, Tensor};
+pub use data::{Elements, TensorData};
 pub use graph::{Graph, NodeId, ValueId};
 pub use op::Op;
 pub use types::{DType, TensorType};

@@ -73,6 +73,12 @@ impl fmt::Display for DType {
     }
 }
 
+/// Most axes that a value may have; no op of the table needs more than half as many.
+pub const MAX_RANK: usize = 16;
+
+/// Most elements that a value may have, so that an index fits a 32-bit word.
+pub const MAX_ELEMS: u64 = u32::MAX as u64;
+
 /// Element type and sizes of a value, outermost axis first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorType {
@@ -136,9 +142,7 @@ pub fn dense_strides(shape: &[usize]) -> Vec<usize> {
 #[must_use]
 pub fn broadcast_shapes(lhs: &[usize], rhs: &[usize]) -> Option<Vec<usize>> {
     let rank = lhs.len().max(rhs.len());
-    let size = |shape: &[usize], axis: usize| {
-        (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis])
-    };
+    let size = |shape: &[usize], axis: usize| (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis]);
     (0..rank)
         .map(|axis| match (size(lhs, axis), size(rhs, axis)) {
             (a, b) if a == b => Some(a),
