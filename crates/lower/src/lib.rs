@@ -1,10 +1,14 @@
 //! Lowers a graph to a plan: passes, scheduling, memory and WGSL.
 //!
-//! In reading order: [`target`] (limits as data), [`step`] (kernels before storage is assigned), [`plan`] (what comes out),
+//! In reading order: [`target`] (limits as data), [`dynamic`] (which sizes vary between runs), [`emit`] (WGSL of a value
+//! at an index), [`kernels`] (kernel families), [`step`] (kernels before storage is assigned), [`plan`] (what comes out),
 //! [`error`].
 
 pub mod dump;
+pub mod dynamic;
+pub mod emit;
 pub mod error;
+pub mod kernels;
 pub mod plan;
 pub mod step;
 pub mod target;

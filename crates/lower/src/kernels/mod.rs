@@ -1,0 +1,3 @@
+//! Kernel families: from clusters of ops to WGSL. One family a file.
+
+pub mod elementwise;
