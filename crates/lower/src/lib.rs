@@ -9,6 +9,7 @@ pub mod dynamic;
 pub mod emit;
 pub mod error;
 pub mod kernels;
+pub mod memory;
 pub mod plan;
 pub mod step;
 pub mod target;
