@@ -1,0 +1,135 @@
+//! What can be wrong with a checkpoint.
+
+use super::{CONFIG_FILE, INDEX_FILE, ReadError, WEIGHTS_FILE};
+use crate::error::ConfigErrors;
+
+/// A checkpoint that cannot be read or written. The fault of the files, unless said otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// A file exists and could not be read. The fault of the system.
+    #[error("{file}: cannot be read")]
+    Read {
+        /// The file.
+        file: String,
+        /// Why.
+        #[source]
+        source: ReadError,
+    },
+    /// There is no configuration.
+    #[error("no {CONFIG_FILE} in the checkpoint\n  help: give the directory that holds {CONFIG_FILE} and {WEIGHTS_FILE}")]
+    NoConfig,
+    /// There are no tensors.
+    #[error(
+        "neither {WEIGHTS_FILE} nor {INDEX_FILE} in the checkpoint\n  help: download the tensors in safetensors format into the same directory"
+    )]
+    NoWeights,
+    /// A file is not JSON.
+    #[error("{file}: not valid JSON")]
+    Json {
+        /// The file.
+        file: String,
+        /// Where it stops being JSON.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The configuration lacks a field, or has one of another type or value.
+    #[error("{CONFIG_FILE}: {field} {problem}\n  help: {help}")]
+    Field {
+        /// The field.
+        field: String,
+        /// What is wrong.
+        problem: String,
+        /// What is right.
+        help: String,
+    },
+    /// The sizes do not fit together; of a caller's configuration when writing.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The list of shards is not one.
+    #[error("{INDEX_FILE}: {problem}\n  help: download it again")]
+    Index {
+        /// What is wrong.
+        problem: String,
+    },
+    /// A listed shard does not exist.
+    #[error("{shard} is missing, which {INDEX_FILE} names for tensor {tensor}\n  help: download the shard into the same directory")]
+    MissingShard {
+        /// The file.
+        shard: String,
+        /// A tensor that should be in it.
+        tensor: String,
+    },
+    /// A file is not in safetensors format.
+    #[error("{file}: not a complete safetensors file of {n_bytes} bytes\n  help: download it again")]
+    Safetensors {
+        /// The file.
+        file: String,
+        /// Its size.
+        n_bytes: usize,
+        /// What the reader says.
+        #[source]
+        source: safetensors::SafeTensorError,
+    },
+    /// Two tensors of the same name, after prefixes are taken off.
+    #[error("{file}: tensor {name} stands in {other} too\n  help: keep one of them")]
+    TwoTensors {
+        /// The tensor.
+        name: String,
+        /// The second file.
+        file: String,
+        /// The first file.
+        other: String,
+    },
+    /// A parameter is not among the tensors.
+    #[error(
+        "tensor {name} {shape:?} is missing\n  help: the model of {CONFIG_FILE} needs it; check the file's tensor names and the configuration's options"
+    )]
+    MissingTensor {
+        /// The name in the files.
+        name: String,
+        /// The shape it should have.
+        shape: Vec<usize>,
+    },
+    /// A tensor's shape is not the one that the configuration gives.
+    #[error(
+        "{file}: tensor {name} is {found:?}, {CONFIG_FILE} gives {wanted:?}\n  help: the configuration and the tensors are of different models"
+    )]
+    WrongShape {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape that follows from the configuration.
+        wanted: Vec<usize>,
+    },
+    /// A tensor has an element type that weights do not come in.
+    #[error("{file}: tensor {name} is {dtype}\n  help: convert it to F32, F16 or BF16")]
+    ElementType {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+        /// Its element type.
+        dtype: String,
+    },
+    /// The configuration has an option that the file layout cannot state. The caller's fault.
+    #[error("the layout of Mamba2ForCausalLM cannot state {what}\n  help: {help}")]
+    NotExpressible {
+        /// The option.
+        what: &'static str,
+        /// What it would have to be.
+        help: &'static str,
+    },
+    /// A tensor to be written is missing, or not f32, or of another shape. The caller's fault.
+    #[error("tensor {name} to be saved is {found}, not f32{wanted:?}\n  help: give every parameter of the configuration as f32")]
+    NotSavable {
+        /// The parameter.
+        name: String,
+        /// What was given.
+        found: String,
+        /// Its shape by the configuration.
+        wanted: Vec<usize>,
+    },
+}

@@ -1,0 +1,94 @@
+//! What is in a checkpoint, without converting it.
+
+use super::tensors::Source;
+use super::{CheckpointError, Files, check_shapes, read_config};
+use crate::config::LmConfig;
+use std::fmt;
+
+/// How the files of a checkpoint are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Hugging Face, one file of tensors.
+    HfSafetensors,
+    /// Hugging Face, tensors in shards.
+    HfSafetensorsSharded,
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HfSafetensors => "hf-safetensors",
+            Self::HfSafetensorsSharded => "hf-safetensors-sharded",
+        })
+    }
+}
+
+/// What is in a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Layout of the files.
+    pub layout: Layout,
+    /// Sizes and options.
+    pub config: LmConfig,
+    /// Tensors in the order of the files.
+    pub tensors: Vec<TensorReport>,
+    /// Elements of the model's parameters.
+    pub n_params: u64,
+    /// Bytes of all tensor files.
+    pub file_bytes: u64,
+    /// Bytes of the parameters in f32, as they are loaded.
+    pub load_bytes: u64,
+    /// Bytes of the states of one sequence.
+    pub state_bytes: u64,
+    /// Oddities, such as tensors that the model does not have.
+    pub warnings: Vec<String>,
+}
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorReport {
+    /// Name in the file.
+    pub name: String,
+    /// The file.
+    pub file: String,
+    /// Element type in the file's words, such as `BF16`.
+    pub dtype: String,
+    /// Sizes.
+    pub shape: Vec<usize>,
+}
+
+/// Says what is in a checkpoint.
+///
+/// # Errors
+/// As [`super::load`], except for element types.
+pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
+    let source = Source::open(files)?;
+    let stored = source.tensors()?;
+    let config = read_config(files, &stored)?;
+    let wanted = config.parameters()?;
+    let warnings = check_shapes(&wanted, &stored)?;
+    let n_params = wanted.iter().map(|param| param.shape.iter().map(|&size| size as u64).product::<u64>()).sum::<u64>();
+    let tensors = stored.into_values().map(|tensor| TensorReport {
+        name: tensor.name,
+        file: tensor.file,
+        dtype: format!("{:?}", tensor.dtype),
+        shape: tensor.shape,
+    });
+    Ok(Report {
+        layout: if source.is_sharded { Layout::HfSafetensorsSharded } else { Layout::HfSafetensors },
+        tensors: tensors.collect(),
+        n_params,
+        file_bytes: source.n_bytes(),
+        load_bytes: n_params.saturating_mul(4),
+        state_bytes: state_bytes(&config)?,
+        config,
+        warnings,
+    })
+}
+
+fn state_bytes(config: &LmConfig) -> Result<u64, CheckpointError> {
+    let sizes = config.sizes()?;
+    let conv = sizes.conv_dim.saturating_mul(config.block.d_conv - 1);
+    let ssm = sizes.d_ssm.saturating_mul(config.block.d_state);
+    Ok(conv.saturating_add(ssm).saturating_mul(config.n_layer).saturating_mul(4) as u64)
+}

@@ -1,0 +1,108 @@
+//! Checkpoints in the layout of Hugging Face's `Mamba2ForCausalLM`: `config.json` beside `model.safetensors`, or beside
+//! shards that `model.safetensors.index.json` lists.
+//!
+//! The crate reads no files: the caller hands in a [`Files`]. [`load`] gives configuration and tensors, [`inspect()`] only says
+//! what there is, [`save`] gives the bytes of a checkpoint.
+
+mod error;
+mod hf_config;
+mod inspect;
+mod save;
+mod tensors;
+
+pub use error::CheckpointError;
+pub use inspect::{Layout, Report, TensorReport, inspect};
+pub use save::save;
+
+use crate::config::LmConfig;
+use crate::names;
+use crate::params::ParamInfo;
+use indexmap::IndexMap;
+use monopass_ir::TensorData;
+use tensors::{Source, Stored};
+
+/// Name of the configuration.
+pub const CONFIG_FILE: &str = "config.json";
+/// Name of the tensors if they are in one file.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// Name of the list of shards.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Bytes of a file: read, borrowed, or mapped into memory.
+pub type Bytes<'a> = Box<dyn AsRef<[u8]> + 'a>;
+
+/// Why a file that exists could not be read.
+pub type ReadError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A directory of files, by whoever may read files.
+pub trait Files {
+    /// The file called `name`, which has no directory in it; `None` if there is none.
+    ///
+    /// # Errors
+    /// Whatever kept an existing file from being read.
+    fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError>;
+}
+
+impl Files for IndexMap<String, Vec<u8>> {
+    fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError> {
+        Ok(self.get(name).map(|bytes| -> Bytes<'_> { Box::new(bytes) }))
+    }
+}
+
+/// A model that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    /// Sizes and options. The group of the inner norm is `d_ssm / ngroups`, as in transformers 5; older versions normalise
+    /// over all channels, which differs with several groups: set `block.norm_group` for those.
+    pub config: LmConfig,
+    /// The model's parameters under our names, in the order of [`LmConfig::parameters`], as f32.
+    pub params: IndexMap<String, TensorData>,
+    /// Oddities that do not matter for the model, such as tensors that it does not have.
+    pub warnings: Vec<String>,
+}
+
+/// Reads a checkpoint.
+///
+/// # Errors
+/// [`CheckpointError`]: files missing or broken, a configuration that is not a Mamba-2's or does not fit together, tensors
+/// missing or of another shape or element type.
+pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
+    let source = Source::open(files)?;
+    let stored = source.tensors()?;
+    let config = read_config(files, &stored)?;
+    let wanted = config.parameters()?;
+    let warnings = check_shapes(&wanted, &stored)?;
+    let mut params = IndexMap::with_capacity(wanted.len());
+    for param in wanted {
+        if let Some(tensor) = stored.get(&param.name) {
+            params.insert(param.name, tensor.to_f32()?);
+        }
+    }
+    Ok(Checkpoint { config, params, warnings })
+}
+
+/// Reads `config.json`; whether the head is tied follows from the tensors where it is not stated.
+fn read_config(files: &impl Files, stored: &IndexMap<String, Stored<'_>>) -> Result<LmConfig, CheckpointError> {
+    let bytes = tensors::read(files, CONFIG_FILE)?.ok_or(CheckpointError::NoConfig)?;
+    hf_config::parse((*bytes).as_ref(), || names::of_model(crate::params::Role::Head).is_some_and(|head| stored.contains_key(head)))
+}
+
+/// Every parameter is there in its shape; gives a warning for each tensor that is none of them.
+fn check_shapes(wanted: &[ParamInfo], stored: &IndexMap<String, Stored<'_>>) -> Result<Vec<String>, CheckpointError> {
+    for param in wanted {
+        let Some(tensor) = stored.get(&param.name) else {
+            return Err(CheckpointError::MissingTensor { name: names::to_hf(&param.name), shape: param.shape.clone() });
+        };
+        if tensor.shape != param.shape {
+            return Err(CheckpointError::WrongShape {
+                name: tensor.name.clone(),
+                file: tensor.file.clone(),
+                found: tensor.shape.clone(),
+                wanted: param.shape.clone(),
+            });
+        }
+    }
+    let is_known = |name: &str| wanted.iter().any(|param| param.name == name);
+    let extra = stored.iter().filter(|(name, _)| !is_known(name));
+    Ok(extra.map(|(_, tensor)| format!("{}: tensor {} {:?} is not part of the model", tensor.file, tensor.name, tensor.shape)).collect())
+}

@@ -1,0 +1,129 @@
+//! The tensors of a checkpoint: which file they are in, and their elements as f32.
+
+use super::{Bytes, CheckpointError, Files, INDEX_FILE, WEIGHTS_FILE};
+use crate::json;
+use crate::names;
+use half::{bf16, f16};
+use indexmap::IndexMap;
+use monopass_ir::TensorData;
+use safetensors::{Dtype, SafeTensors};
+
+/// The opened files of a checkpoint's tensors.
+pub(super) struct Source<'a> {
+    /// Name and bytes of each file, in the order of their names.
+    files: Vec<(String, Bytes<'a>)>,
+    /// Whether there is a list of shards.
+    pub(super) is_sharded: bool,
+    /// Where the list of shards says each tensor is.
+    listed: IndexMap<String, String>,
+}
+
+/// A tensor in a file.
+pub(super) struct Stored<'a> {
+    /// Name in the file.
+    pub(super) name: String,
+    /// The file.
+    pub(super) file: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: Dtype,
+    pub(super) data: &'a [u8],
+}
+
+/// A file's bytes, `None` if it does not exist.
+pub(super) fn read<'a>(files: &'a impl Files, name: &str) -> Result<Option<Bytes<'a>>, CheckpointError> {
+    files.read(name).map_err(|source| CheckpointError::Read { file: name.to_owned(), source })
+}
+
+impl<'a> Source<'a> {
+    /// Opens the file of tensors, or all shards.
+    pub(super) fn open(files: &'a impl Files) -> Result<Self, CheckpointError> {
+        if let Some(index) = read(files, INDEX_FILE)? {
+            let listed = parse_index((*index).as_ref())?;
+            let mut shards: IndexMap<String, Bytes<'a>> = IndexMap::new();
+            for (tensor, shard) in &listed {
+                if !shards.contains_key(shard) {
+                    let missing = || CheckpointError::MissingShard { shard: shard.clone(), tensor: tensor.clone() };
+                    shards.insert(shard.clone(), read(files, shard)?.ok_or_else(missing)?);
+                }
+            }
+            shards.sort_keys();
+            return Ok(Self { files: shards.into_iter().collect(), is_sharded: true, listed });
+        }
+        let bytes = read(files, WEIGHTS_FILE)?.ok_or(CheckpointError::NoWeights)?;
+        Ok(Self { files: vec![(WEIGHTS_FILE.to_owned(), bytes)], is_sharded: false, listed: IndexMap::new() })
+    }
+
+    /// Size of all files together.
+    pub(super) fn n_bytes(&self) -> u64 {
+        self.files.iter().map(|(_, bytes)| (**bytes).as_ref().len() as u64).sum()
+    }
+
+    /// Every tensor by our name, in the order of the files and of the tensors in them.
+    pub(super) fn tensors(&self) -> Result<IndexMap<String, Stored<'_>>, CheckpointError> {
+        let mut tensors: IndexMap<String, Stored<'_>> = IndexMap::new();
+        for (file, bytes) in &self.files {
+            let bytes = (**bytes).as_ref();
+            let parsed = SafeTensors::deserialize(bytes).map_err(|source| CheckpointError::Safetensors {
+                file: file.clone(),
+                n_bytes: bytes.len(),
+                source,
+            })?;
+            let mut views = parsed.tensors();
+            views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
+            for (name, view) in views {
+                let stored = Stored { file: file.clone(), shape: view.shape().to_vec(), dtype: view.dtype(), data: view.data(), name };
+                if let Some(other) = tensors.insert(names::from_hf(&stored.name), stored) {
+                    return Err(CheckpointError::TwoTensors { name: other.name, file: file.clone(), other: other.file });
+                }
+            }
+        }
+        for (tensor, shard) in &self.listed {
+            if !tensors.contains_key(&names::from_hf(tensor)) {
+                return Err(CheckpointError::Index { problem: format!("tensor {tensor} is not in {shard}") });
+            }
+        }
+        Ok(tensors)
+    }
+}
+
+/// Tensor names and their shards.
+fn parse_index(bytes: &[u8]) -> Result<IndexMap<String, String>, CheckpointError> {
+    let text = String::from_utf8_lossy(bytes);
+    let value = json::parse(&text).map_err(|source| CheckpointError::Json { file: INDEX_FILE.to_owned(), source })?;
+    let bad = |problem: &str| CheckpointError::Index { problem: problem.to_owned() };
+    let map =
+        value.get("weight_map").and_then(serde_json::Value::as_object).ok_or_else(|| bad("weight_map is missing or not an object"))?;
+    if map.is_empty() {
+        return Err(bad("weight_map is empty"));
+    }
+    let entry = |(tensor, shard): (&String, &serde_json::Value)| {
+        let shard = shard.as_str().ok_or_else(|| bad(&format!("the shard of {tensor} is {shard}, not a name")))?;
+        // A name with a directory in it could lead the caller out of the checkpoint's directory.
+        if shard.is_empty() || shard.contains(['/', '\\']) || shard == ".." {
+            return Err(bad(&format!("the shard of {tensor} is {shard:?}, not the name of a file beside it")));
+        }
+        Ok((tensor.clone(), shard.to_owned()))
+    };
+    map.iter().map(entry).collect()
+}
+
+impl Stored<'_> {
+    /// The elements as f32.
+    pub(super) fn to_f32(&self) -> Result<TensorData, CheckpointError> {
+        let values: Vec<f32> = match self.dtype {
+            Dtype::F32 => self.elements(f32::from_le_bytes),
+            Dtype::F16 => self.elements(|bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => self.elements(|bytes| bf16::from_le_bytes(bytes).to_f32()),
+            _ => return Err(self.type_error()),
+        };
+        TensorData::f32(self.shape.clone(), values).map_err(|_| self.type_error())
+    }
+
+    fn elements<const N: usize>(&self, decode: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        self.data.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
+    }
+
+    fn type_error(&self) -> CheckpointError {
+        CheckpointError::ElementType { name: self.name.clone(), file: self.file.clone(), dtype: format!("{:?}", self.dtype) }
+    }
+}

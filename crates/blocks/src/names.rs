@@ -1,0 +1,114 @@
+//! What parameters are called in checkpoints, and states in graphs. Nothing else maps names.
+
+use crate::config::Naming;
+use crate::params::Role;
+
+/// Name of a block's parameter, relative to its layer; `None` if the naming has none, or if it is not a block's.
+#[must_use]
+pub const fn of_block(naming: Naming, role: Role) -> Option<&'static str> {
+    match naming {
+        Naming::Mixer => mixer(role),
+        Naming::Predecessor => predecessor(role),
+    }
+}
+
+const fn mixer(role: Role) -> Option<&'static str> {
+    Some(match role {
+        Role::PreNorm => "norm.weight",
+        Role::InProj => "mixer.in_proj.weight",
+        Role::InProjBias => "mixer.in_proj.bias",
+        Role::Conv => "mixer.conv1d.weight",
+        Role::ConvBias => "mixer.conv1d.bias",
+        Role::ALog => "mixer.A_log",
+        Role::DtBias => "mixer.dt_bias",
+        Role::DSkip => "mixer.D",
+        Role::Norm => "mixer.norm.weight",
+        Role::OutProj => "mixer.out_proj.weight",
+        Role::OutProjBias => "mixer.out_proj.bias",
+        Role::InitStates => "mixer.init_states",
+        Role::Embedding | Role::FinalNorm | Role::Head => return None,
+    })
+}
+
+const fn predecessor(role: Role) -> Option<&'static str> {
+    Some(match role {
+        Role::PreNorm => "preNormWeight",
+        Role::InProj => "wInProj",
+        Role::Conv => "wConv",
+        Role::ConvBias => "bConv",
+        Role::ALog => "A_log",
+        Role::DtBias => "dt_bias",
+        Role::DSkip => "D_vec",
+        Role::Norm => "normWeight",
+        Role::OutProj => "wOutProj",
+        Role::InProjBias | Role::OutProjBias | Role::InitStates | Role::Embedding | Role::FinalNorm | Role::Head => return None,
+    })
+}
+
+/// Name of a parameter of the model around the blocks; `None` for a block's.
+#[must_use]
+pub const fn of_model(role: Role) -> Option<&'static str> {
+    match role {
+        Role::Embedding => Some("backbone.embedding.weight"),
+        Role::FinalNorm => Some("backbone.norm_f.weight"),
+        Role::Head => Some("lm_head.weight"),
+        Role::PreNorm
+        | Role::InProj
+        | Role::InProjBias
+        | Role::Conv
+        | Role::ConvBias
+        | Role::ALog
+        | Role::DtBias
+        | Role::DSkip
+        | Role::Norm
+        | Role::OutProj
+        | Role::OutProjBias
+        | Role::InitStates => None,
+    }
+}
+
+/// What stands before the names of a layer's parameters.
+#[must_use]
+pub fn layer_prefix(layer: usize) -> String {
+    format!("backbone.layers.{layer}.")
+}
+
+/// What stands before the names of a layer's states, and the layer's scope without its point.
+#[must_use]
+pub fn state_prefix(layer: usize) -> String {
+    format!("layers.{layer}.")
+}
+
+/// The name that Hugging Face files use for a parameter of ours.
+#[must_use]
+pub fn to_hf(name: &str) -> String {
+    name.replace("backbone.embedding.", "backbone.embeddings.")
+}
+
+/// Our name for a tensor of a Hugging Face file, whose older versions put `model.` before it.
+#[must_use]
+pub fn from_hf(name: &str) -> String {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    name.replace("backbone.embeddings.", "backbone.embedding.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hugging_face_names_come_back() {
+        for name in ["backbone.embedding.weight", "backbone.layers.11.mixer.A_log", "lm_head.weight"] {
+            assert_eq!(from_hf(&to_hf(name)), name);
+            assert_eq!(from_hf(&format!("model.{}", to_hf(name))), name);
+        }
+        assert_eq!(to_hf("backbone.embedding.weight"), "backbone.embeddings.weight");
+    }
+
+    #[test]
+    fn the_predecessor_has_nine_names() {
+        let names: Vec<_> = Role::ALL.into_iter().filter_map(|role| of_block(Naming::Predecessor, role)).collect();
+        assert_eq!(names.len(), 9);
+        assert_eq!(Role::ALL.into_iter().filter_map(|role| of_block(Naming::Mixer, role)).count(), 12);
+    }
+}
