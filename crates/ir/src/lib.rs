@@ -2,16 +2,20 @@
 //!
 //! In reading order: [`types`] (element types and shapes), [`op`] (the op table), [`ops`] (what each op means),
 //! [`graph`] (nodes and values), [`builder`] (how programs make graphs), [`verify`] (what holds of every graph),
-//! [`text`] (the `.ir` form), [`error`] (mistakes).
+//! [`text`] (the `.ir` form), [`compact`](mod@compact) (drop and renumber), [`dot`](mod@dot) (pictures), [`sample`] (random
+//! graphs for tests), [`error`] (mistakes).
 //!
 //! The crate knows no device and no file.
 
 pub mod builder;
+pub mod compact;
 pub mod data;
+pub mod dot;
 pub mod error;
 pub mod graph;
 pub mod op;
 pub mod ops;
+pub mod sample;
 pub mod text;
 pub mod types;
 pub mod verify;

@@ -78,9 +78,10 @@ impl<'t> Lexer<'t> {
         Ok(lexeme)
     }
 
-    /// A bare scope path; `None` if the next character does not belong to one. Call it only when nothing is peeked.
+    /// A bare scope path on the same line; `None` if the next character does not belong to one. Call it only when
+    /// nothing is peeked.
     pub(super) fn scope(&mut self) -> Option<Lexeme<'t>> {
-        self.skip_space();
+        self.at += prefix_len(self.rest(), |c| matches!(c, ' ' | '\t'));
         let (start, rest) = (self.at, self.rest());
         let comment = rest.find("//").unwrap_or(rest.len());
         let len = rest.find(|c| !is_scope_char(c)).unwrap_or(rest.len()).min(comment);

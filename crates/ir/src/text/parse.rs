@@ -5,7 +5,7 @@
 
 use super::lex::{Fault, Lexeme, Lexer, Token, line_of, unescape};
 use super::{VERSION, is_identifier};
-use crate::error::ParseError;
+use crate::error::{ParseError, VerifyErrors};
 use crate::graph::{Graph, Named, NodeKind, ValueId};
 use crate::op::{Literal, OPS, Op, OpTextError};
 use crate::ops;
@@ -64,6 +64,16 @@ type Parsed<T> = Result<T, Fault>;
 
 fn fault<T>(at: usize, message: impl Into<String>, help: impl Into<Option<String>>) -> Parsed<T> {
     Err(Fault { at, message: message.into(), help: help.into() })
+}
+
+impl Body<'_> {
+    /// The first of the verifier's errors, at the line of its value or else at `at`.
+    fn fault_of(&self, errors: VerifyErrors, at: usize) -> Fault {
+        let Some(error) = errors.0.into_iter().next() else { return Fault { at, message: "the graph is not valid".to_owned(), help: None } };
+        // Values were added in graph order, which is the order of their numbers.
+        let place = error.site.value.and_then(|number| self.values.get_index(number as usize)).map(|(_, (_, place))| *place);
+        Fault { at: place.unwrap_or(at), message: error.message, help: error.help }
+    }
 }
 
 impl<'t> Parser<'t> {
@@ -127,18 +137,17 @@ impl<'t> Parser<'t> {
                 Token::Punct('}') => break,
                 Token::End => return fault(open, "the graph is not closed", "end it with }".to_owned()),
                 Token::Word(_) | Token::Number(_) | Token::Str(_) | Token::Punct(_) => {
-                    return self.unexpected(next, "a value, output, update or }");
+                    let message = format!("expected a value, output, update or }}, found {}", describe(next.token));
+                    return fault(next.start, message, "a line looks like %3 = exp %2 : f32[4]".to_owned());
                 }
             }
         }
         self.next()?;
-        // Whatever the checks above leave to verify concerns the graph as a whole.
-        if let Err(errors) = crate::verify::verify(&body.graph) {
-            let first = errors.0.into_iter().next();
-            let (message, help) = first.map_or_else(Default::default, |error| (error.message, error.help));
-            return fault(at, message, help);
+        // What the checks above leave to the verifier is rare, or concerns the graph as a whole.
+        match crate::verify::verify(&body.graph) {
+            Ok(()) => Ok((body.graph, at)),
+            Err(errors) => Err(body.fault_of(errors, at)),
         }
-        Ok((body.graph, at))
     }
 
     /// `value ("," value)* "=" rhs ":" type ("," type)* ("@" scope)?`.
@@ -203,20 +212,22 @@ impl<'t> Parser<'t> {
         if let Some((_, before)) = body.sources.get(&name) {
             return self.twice(at, &format!("the name {name:?}"), *before);
         }
-        if keyword == "param" {
-            return Ok(NodeKind::Param { name });
-        }
         let mut dynamic = Vec::new();
         for (attr, literal) in self.attrs()? {
-            if attr.what != "dynamic" {
-                return fault(attr.at, format!("{keyword} has no attribute {}", attr.what), "known: dynamic".to_owned());
+            if keyword == "param" || attr.what != "dynamic" {
+                let help = if keyword == "param" { "it has no attributes" } else { "known: dynamic" };
+                return fault(attr.at, format!("{keyword} has no attribute {}", attr.what), help.to_owned());
             }
             let Some(axes) = crate::op::Attr::from_literal(&literal.what) else {
                 return fault(literal.at, "dynamic expects axes in brackets", "such as [0, 1]".to_owned());
             };
             dynamic = axes;
         }
-        Ok(if keyword == "input" { NodeKind::Input { name, dynamic } } else { NodeKind::State { name, dynamic } })
+        Ok(match keyword {
+            "input" => NodeKind::Input { name, dynamic },
+            "state" => NodeKind::State { name, dynamic },
+            _ => NodeKind::Param { name },
+        })
     }
 
     /// The operands of `mnemonic`, which has to be an op: that is the first thing to say of a line.
@@ -249,6 +260,7 @@ impl<'t> Parser<'t> {
             args.push((name.what.to_owned(), literal.what));
         }
         let place = |name: &str| args.iter().position(|(given, _)| given == name).and_then(|i| places.get(i)).copied().unwrap_or((at, at));
+        let given = |name: &str| args.iter().find(|(given, _)| given == name).map(|(_, literal)| literal.to_string()).unwrap_or_default();
         match Op::from_text(mnemonic, &args) {
             Ok(op) => Ok(op),
             Err(OpTextError::UnknownOp) => unknown_op(mnemonic, at),
@@ -256,7 +268,9 @@ impl<'t> Parser<'t> {
                 let help = if known.is_empty() { "it has no attributes".to_owned() } else { format!("known: {}", known.join(", ")) };
                 fault(place(&name).0, format!("{mnemonic} has no attribute {name}"), help)
             }
-            Err(OpTextError::BadAttr { name, expects }) => fault(place(name).1, format!("{name} of {mnemonic} expects {expects}"), None),
+            Err(OpTextError::BadAttr { name, expects }) => {
+                fault(place(name).1, format!("{name} of {mnemonic} expects {expects}, found {}", given(name)), None)
+            }
             Err(OpTextError::MissingAttr { name }) => {
                 fault(at, format!("{mnemonic} needs the attribute {name}"), format!("write {{{name} = …}} after the operands"))
             }
@@ -416,10 +430,12 @@ impl<'t> Parser<'t> {
         }
         self.punct('=')?;
         let value = self.old_value(body)?;
-        let is_input = |target: ValueId| matches!(body.graph.def(target).kind, NodeKind::Input { .. });
-        let Some(target) = body.sources.get(&name).map(|(target, _)| *target).filter(|target| !is_input(*target)) else {
+        let Some(&(target, _)) = body.sources.get(&name) else {
             return fault(at, format!("there is no state or param {name:?} to update"), "define it above, as state or param".to_owned());
         };
+        if matches!(body.graph.def(target).kind, NodeKind::Input { .. }) {
+            return fault(at, format!("{name:?} is an input, which has no update"), "make it a state".to_owned());
+        }
         let (new, old) = (body.graph.ty(value.what), body.graph.ty(target));
         if new != old {
             return fault(value.at, format!("update of {name:?}: the new content is {new}, the old is {old}"), None);
