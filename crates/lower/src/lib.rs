@@ -11,6 +11,7 @@ pub mod error;
 pub mod kernels;
 pub mod memory;
 pub mod plan;
+pub mod plan_verify;
 pub mod step;
 pub mod target;
 pub mod validate;

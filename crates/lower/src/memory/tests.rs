@@ -1,7 +1,9 @@
 use super::*;
 use crate::plan::{BindingSpec, StateStorage};
+use crate::plan_verify::verify_plan;
 use crate::step::{StepValue, Temp};
 use monopass_ir::{DType, GraphBuilder};
+use proptest::prelude::*;
 
 /// A step of a made-up kernel; `args` are values read (several: a pack, 256 bytes apart) and the value written.
 fn step(name: &str, args: &[(&[StepValue], Option<StepValue>)]) -> Step {
@@ -66,8 +68,16 @@ fn net(n: usize) -> Net {
     Net { graph, x, w, v, s, y, t, u }
 }
 
+/// The plan, which the verifier, which knows nothing of this module, has to accept.
 fn plan_of(net: &Net, steps: Vec<Step>, temps: Vec<Temp>) -> Result<Plan, LowerError> {
-    assign(&net.graph, Steps { steps, temps, not_fused: Vec::new() }, &Target::webgpu_default(), &MemoryOptions::default())
+    checked(net, steps, temps, MemoryOptions::default())
+}
+
+fn checked(net: &Net, steps: Vec<Step>, temps: Vec<Temp>, options: MemoryOptions) -> Result<Plan, LowerError> {
+    let target = Target::webgpu_default();
+    let plan = assign(&net.graph, Steps { steps, temps, not_fused: Vec::new() }, &target, &options)?;
+    verify_plan(&plan, &target).map_err(|errors| LowerError::Plan(format!("{errors:?}")))?;
+    Ok(plan)
 }
 
 fn three_steps(net: &Net) -> Vec<Step> {
@@ -130,8 +140,7 @@ fn small_pools_are_not_shared_and_large_ones_are() {
             step("last", &[(&[StepValue::Temp(5)], None), (&[], Some(net.y))]),
             step("state", &[(&[net.s], None), (&[], Some(net.u))]),
         ]);
-        let steps = Steps { steps, temps, not_fused: Vec::new() };
-        assign(&net.graph, steps, &Target::webgpu_default(), &MemoryOptions { reuse }).unwrap()
+        checked(&net, steps, temps, MemoryOptions { reuse }).unwrap()
     };
     assert_eq!(chain(1 << 20, true).slots.len(), 2);
     assert_eq!(chain(1 << 20, false).slots.len(), 6);
@@ -229,4 +238,62 @@ fn workgroups_are_folded() {
     assert_eq!(limits::fold(65536, 65535), Some([65535, 2, 1]));
     assert_eq!(limits::fold(65535 * 65535, 65535), Some([65535, 65535, 1]));
     assert_eq!(limits::fold(65535 * 65535 + 1, 65535), None);
+}
+
+/// Random steps: the size of each result, how far back each operand lies, and whether the first is replaced in place.
+fn random_steps() -> impl Strategy<Value = Vec<(u64, Vec<usize>, bool)>> {
+    let size = prop_oneof![Just(0u64), 1u64..5000, Just(3 << 20), 1u64..(8 << 20)];
+    prop::collection::vec((size, prop::collection::vec(0usize..12, 1..4), any::<bool>()), 1..40)
+}
+
+/// The steps as a program over [`net`]; an operand that would be before the first result is the input.
+fn program(net: &Net, parts: &[(u64, Vec<usize>, bool)]) -> (Vec<Step>, Vec<Temp>) {
+    let mut temps: Vec<Temp> = Vec::new();
+    let mut replaced = vec![false; parts.len()];
+    let mut steps = Vec::new();
+    for (idx, (size_bytes, back, in_place)) in parts.iter().enumerate() {
+        let mut operands: IndexSet<StepValue> = back
+            .iter()
+            .map(|back| match idx.checked_sub(back + 1).filter(|&at| !replaced[at]) {
+                Some(at) => StepValue::Temp(at),
+                None => net.x,
+            })
+            .collect();
+        let mut temp = Temp { of: net.graph.outputs[0].value, name: "part", size_bytes: *size_bytes };
+        let mut args: Vec<(Vec<StepValue>, Option<StepValue>)> = Vec::new();
+        match operands.first().copied() {
+            Some(StepValue::Temp(at)) if *in_place => {
+                temp.size_bytes = temps[at].size_bytes;
+                replaced[at] = true;
+                operands.shift_remove_index(0);
+                args.push((vec![StepValue::Temp(at)], Some(StepValue::Temp(idx))));
+            }
+            Some(_) | None => args.push((Vec::new(), Some(StepValue::Temp(idx)))),
+        }
+        args.extend(operands.into_iter().map(|operand| (vec![operand], None)));
+        temps.push(temp);
+        let args: Vec<(&[StepValue], Option<StepValue>)> = args.iter().map(|(reads, writes)| (reads.as_slice(), *writes)).collect();
+        steps.push(step(&format!("random {idx}"), &args));
+    }
+    let last = StepValue::Temp(parts.len() - 1);
+    steps.push(step("output", &[(&[last], None), (&[], Some(net.y))]));
+    steps.push(step("state", &[(&[net.s], None), (&[], Some(net.u))]));
+    (steps, temps)
+}
+
+proptest! {
+    #[test]
+    fn random_steps_give_plans_that_the_verifier_accepts(parts in random_steps(), reuse in any::<bool>()) {
+        let net = net(3);
+        let (steps, temps) = program(&net, &parts);
+        let plan = checked(&net, steps, temps, MemoryOptions { reuse }).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let slot_bytes: u64 = plan.slots.iter().map(|slot| slot.size_bytes).sum();
+        prop_assert!(slot_bytes >= plan.live_bytes);
+        for slot in &plan.slots {
+            for pair in slot.residents.windows(2) {
+                // In place, one value ends in the command in which the next begins.
+                prop_assert!(pair[0].last_cmd <= pair[1].first_cmd);
+            }
+        }
+    }
 }
