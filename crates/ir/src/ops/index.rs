@@ -1,6 +1,8 @@
 //! Reading rows by index.
 
-use super::{OperandTypes, TypeError, expect_dtype, required};
+use super::{OperandTypes, Operands, TypeError, expect_dtype, required};
+use crate::error::EvalError;
+use crate::eval::{Array, Data, GRAIN, Real, count, for_chunks, map_data, zeroed};
 use crate::op::Op;
 use crate::types::TensorType;
 
@@ -13,4 +15,59 @@ pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>,
     }
     let shape: Vec<usize> = ids.shape.iter().chain(&table.shape[1..]).copied().collect();
     Ok(vec![TensorType::new(table.dtype, shape)])
+}
+
+/// Rows of the table in the order of `ids`; an index outside it is an error that names the index and its position.
+pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &TensorType) -> Result<Array<'a, R>, EvalError> {
+    let (table, ids) = (operands.take(op, 0)?, operands.take(op, 1)?);
+    let n_rows = table.shape.first().copied().unwrap_or(0);
+    let rows = match &ids.data {
+        Data::I32(v) => checked(v, &ids.shape, n_rows)?,
+        Data::U32(v) => checked(v, &ids.shape, n_rows)?,
+        Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
+            return Err(EvalError::new(format!("gather: ids of {} are not integers", ids.dtype())));
+        }
+    };
+    let width = count(&table.shape[1..])?;
+    let data = map_data!(table.data, v => copy_rows(&v, &rows, width)?);
+    Ok(Array { shape: ty.shape.clone(), data })
+}
+
+fn checked<T: Copy + std::fmt::Display + TryInto<usize>>(ids: &[T], shape: &[usize], n_rows: usize) -> Result<Vec<usize>, EvalError> {
+    ids.iter()
+        .enumerate()
+        .map(|(i, &id)| match id.try_into() {
+            Ok(row) if row < n_rows => Ok(row),
+            _ => Err(EvalError::new(format!("gather: index {id} at {:?} of ids is outside 0..{n_rows}", position(i, shape)))
+                .help("check the vocabulary that the ids were made with")),
+        })
+        .collect()
+}
+
+fn copy_rows<T: Copy + Default + Send + Sync>(table: &[T], rows: &[usize], width: usize) -> Result<Vec<T>, EvalError> {
+    let mut out = zeroed(rows.len() * width)?;
+    if width == 0 {
+        return Ok(out);
+    }
+    for_chunks(&mut out, GRAIN.div_ceil(width) * width, |start, chunk| {
+        for (to, row) in chunk.chunks_mut(width).zip(&rows[start / width..]) {
+            to.copy_from_slice(&table[row * width..][..width]);
+        }
+    });
+    Ok(out)
+}
+
+/// Index along each axis of the element at flat position `i`.
+fn position(mut i: usize, shape: &[usize]) -> Vec<usize> {
+    let mut idx: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&size| {
+            let at = i % size.max(1);
+            i /= size.max(1);
+            at
+        })
+        .collect();
+    idx.reverse();
+    idx
 }

@@ -10,7 +10,8 @@ pub mod movement;
 pub mod reduce;
 pub mod scan;
 
-use crate::error::help_line;
+use crate::error::{EvalError, help_line};
+use crate::eval::{Array, Real};
 use crate::op::{Op, OperandKind};
 use crate::types::TensorType;
 use std::fmt;
@@ -73,11 +74,41 @@ pub fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeEr
 
 fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
     match op {
-        Op::Neg {} | Op::Abs {} | Op::Exp {} | Op::Log {} | Op::Sqrt {} | Op::Rsqrt {} | Op::Sigmoid {} | Op::Silu {}
-        | Op::Softplus {} | Op::Tanh {} | Op::Sin {} | Op::Cos {} | Op::Floor {} | Op::Not {} | Op::Clamp { .. }
-        | Op::Cast { .. } | Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {} | Op::Max {} | Op::Min {} | Op::Eq {} | Op::Ne {}
-        | Op::Lt {} | Op::Le {} | Op::And {} | Op::Or {} | Op::Select {} => elementwise::infer(op, operands),
-        Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Broadcast { .. } | Op::Pad { .. } | Op::Concat { .. }
+        Op::Neg {}
+        | Op::Abs {}
+        | Op::Exp {}
+        | Op::Log {}
+        | Op::Sqrt {}
+        | Op::Rsqrt {}
+        | Op::Sigmoid {}
+        | Op::Silu {}
+        | Op::Softplus {}
+        | Op::Tanh {}
+        | Op::Sin {}
+        | Op::Cos {}
+        | Op::Floor {}
+        | Op::Not {}
+        | Op::Clamp { .. }
+        | Op::Cast { .. }
+        | Op::Add {}
+        | Op::Sub {}
+        | Op::Mul {}
+        | Op::Div {}
+        | Op::Max {}
+        | Op::Min {}
+        | Op::Eq {}
+        | Op::Ne {}
+        | Op::Lt {}
+        | Op::Le {}
+        | Op::And {}
+        | Op::Or {}
+        | Op::Select {} => elementwise::infer(op, operands),
+        Op::Reshape { .. }
+        | Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Broadcast { .. }
+        | Op::Pad { .. }
+        | Op::Concat { .. }
         | Op::Iota { .. } => movement::infer(op, operands),
         Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } | Op::Argmax { .. } | Op::Cumsum { .. } => reduce::infer(op, operands),
         Op::MatMul { .. } => matmul::infer(op, operands),
@@ -87,12 +118,93 @@ fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, Ty
     }
 }
 
+/// Results of `op` on operands whose types [`infer`] has accepted; `types` are the result types that it gave.
+pub(crate) fn eval<'a, R: Real>(
+    op: &Op,
+    operands: Vec<Option<Array<'a, R>>>,
+    types: &[&TensorType],
+) -> Result<Vec<Array<'a, R>>, EvalError> {
+    let operands = Operands(operands);
+    let ty = *types.first().ok_or_else(|| EvalError::new(format!("{}: no result types", op.mnemonic())))?;
+    match op {
+        Op::Neg {}
+        | Op::Abs {}
+        | Op::Exp {}
+        | Op::Log {}
+        | Op::Sqrt {}
+        | Op::Rsqrt {}
+        | Op::Sigmoid {}
+        | Op::Silu {}
+        | Op::Softplus {}
+        | Op::Tanh {}
+        | Op::Sin {}
+        | Op::Cos {}
+        | Op::Floor {}
+        | Op::Not {}
+        | Op::Clamp { .. }
+        | Op::Cast { .. }
+        | Op::Add {}
+        | Op::Sub {}
+        | Op::Mul {}
+        | Op::Div {}
+        | Op::Max {}
+        | Op::Min {}
+        | Op::Eq {}
+        | Op::Ne {}
+        | Op::Lt {}
+        | Op::Le {}
+        | Op::And {}
+        | Op::Or {}
+        | Op::Select {} => elementwise::eval(op, operands, ty).map(one),
+        Op::Reshape { .. }
+        | Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Broadcast { .. }
+        | Op::Pad { .. }
+        | Op::Concat { .. }
+        | Op::Iota { .. } => movement::eval(op, operands, ty).map(one),
+        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } | Op::Argmax { .. } | Op::Cumsum { .. } => {
+            reduce::eval(op, operands, ty).map(one)
+        }
+        Op::MatMul { .. } => matmul::eval(op, operands, ty).map(one),
+        Op::Gather {} => index::eval(op, operands, ty).map(one),
+        Op::Conv1d { .. } => conv::eval(op, operands),
+        Op::Scan { .. } => scan::eval(op, operands),
+    }
+}
+
+fn one<T>(result: T) -> Vec<T> {
+    vec![result]
+}
+
+/// Operands of an op under evaluation, taken one by one so that the op may overwrite them.
+pub(crate) struct Operands<'a, R>(Vec<Option<Array<'a, R>>>);
+
+impl<'a, R: Real> Operands<'a, R> {
+    /// The operand at `idx`, which has to be there.
+    fn take(&mut self, op: &Op, idx: usize) -> Result<Array<'a, R>, EvalError> {
+        self.take_option(idx).ok_or_else(|| EvalError::new(format!("{}: operand {idx} is missing", op.mnemonic())))
+    }
+
+    /// The operand at `idx`, if it is there.
+    fn take_option(&mut self, idx: usize) -> Option<Array<'a, R>> {
+        self.0.get_mut(idx).and_then(Option::take)
+    }
+
+    /// All operands that are there, in order.
+    fn take_all(self) -> Vec<Array<'a, R>> {
+        self.0.into_iter().flatten().collect()
+    }
+}
+
 fn check_arity(op: &Op, operands: &OperandTypes) -> Result<(), TypeError> {
     let specs = op.info().operands;
     let is_list = specs.last().is_some_and(|spec| spec.kind == OperandKind::List);
     if operands.len() != specs.len() && !(is_list && operands.len() > specs.len()) {
-        return Err(TypeError::new(format!("{}: takes {} operands, got {}", op.mnemonic(), specs.len(), operands.len()))
-            .help(format!("operands are {}; write _ for an absent optional one", specs.iter().map(|s| s.name).collect::<Vec<_>>().join(", "))));
+        return Err(TypeError::new(format!("{}: takes {} operands, got {}", op.mnemonic(), specs.len(), operands.len())).help(format!(
+            "operands are {}; write _ for an absent optional one",
+            specs.iter().map(|s| s.name).collect::<Vec<_>>().join(", ")
+        )));
     }
     for (idx, operand) in operands.iter().enumerate() {
         let spec = &specs[idx.min(specs.len() - 1)];

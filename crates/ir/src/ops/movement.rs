@@ -1,8 +1,10 @@
 //! Movement ops: reshape, permute, slice, broadcast, pad, concat, iota.
 
-use super::{OperandTypes, TypeError, expect_rank, required};
+use super::{OperandTypes, Operands, TypeError, expect_rank, required};
+use crate::error::EvalError;
+use crate::eval::{Array, Data, GRAIN, Loops, Real, Store, broadcast_strides, count, for_chunks, map_data, zeroed};
 use crate::op::Op;
-use crate::types::{DType, TensorType, broadcast_shapes, n_elems};
+use crate::types::{DType, TensorType, broadcast_shapes, dense_strides, n_elems};
 
 /// Typing rules of the movement ops.
 pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
@@ -44,14 +46,16 @@ fn permute(x: &TensorType, axes: &[usize]) -> Result<Vec<usize>, TypeError> {
 fn slice(x: &TensorType, starts: &[usize], ends: &[usize]) -> Result<Vec<usize>, TypeError> {
     let ranges = starts.iter().zip(ends).zip(&x.shape);
     if starts.len() != x.rank() || ends.len() != x.rank() || ranges.clone().any(|((start, end), size)| start > end || end > size) {
-        return Err(TypeError::new(format!("slice: {starts:?}..{ends:?} is not within {x}")).help("one start and one end for each axis, start <= end <= size"));
+        return Err(TypeError::new(format!("slice: {starts:?}..{ends:?} is not within {x}"))
+            .help("one start and one end for each axis, start <= end <= size"));
     }
     Ok(starts.iter().zip(ends).map(|(start, end)| end - start).collect())
 }
 
 fn broadcast(x: &TensorType, shape: &[usize]) -> Result<Vec<usize>, TypeError> {
     if broadcast_shapes(&x.shape, shape).as_deref() != Some(shape) {
-        return Err(TypeError::new(format!("broadcast: {x} does not broadcast to {shape:?}")).help("sizes are aligned at the last axis; each is equal or 1"));
+        return Err(TypeError::new(format!("broadcast: {x} does not broadcast to {shape:?}"))
+            .help("sizes are aligned at the last axis; each is equal or 1"));
     }
     Ok(shape.to_vec())
 }
@@ -74,9 +78,139 @@ fn concat(op: &Op, operands: &OperandTypes, axis: usize) -> Result<Vec<usize>, T
         expect_rank(op, "part", part, first.rank(), "as the first part")?;
         let fits = part.dtype == first.dtype && (0..first.rank()).all(|a| a == axis || part.shape[a] == first.shape[a]);
         if !fits {
-            return Err(TypeError::new(format!("concat: {part} does not continue {first} along axis {axis}")).help("all other sizes and the element type must be equal"));
+            return Err(TypeError::new(format!("concat: {part} does not continue {first} along axis {axis}"))
+                .help("all other sizes and the element type must be equal"));
         }
         shape[axis] = shape[axis].saturating_add(part.shape[axis]);
     }
     Ok(shape)
+}
+
+/// Value of a movement op.
+pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &TensorType) -> Result<Array<'a, R>, EvalError> {
+    let shape = ty.shape.clone();
+    match op {
+        Op::Iota { axis, .. } => return iota(ty, *axis),
+        Op::Concat { axis } => return join(op, operands.take_all(), *axis, shape),
+        _ => {}
+    }
+    let x = operands.take(op, 0)?;
+    if x.shape == shape {
+        if !matches!(op, Op::Permute { .. }) {
+            return Ok(x);
+        }
+    }
+    let strides = dense_strides(&x.shape);
+    let data = match op {
+        Op::Reshape { .. } => x.data,
+        Op::Permute { axes } => {
+            let strides: Vec<usize> = axes.iter().map(|&axis| strides[axis]).collect();
+            map_data!(x.data, v => read(&v, 0, &strides, &shape)?)
+        }
+        Op::Slice { starts, .. } => {
+            let first = starts.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
+            map_data!(x.data, v => read(&v, first, &strides, &shape)?)
+        }
+        Op::Broadcast { .. } => {
+            let strides = broadcast_strides(&x.shape, &shape);
+            map_data!(x.data, v => read(&v, 0, &strides, &shape)?)
+        }
+        Op::Pad { lo, value, .. } => return padded(&x, lo, *value, ty),
+        _ => return Err(EvalError::new(format!("{}: not a movement op", op.mnemonic()))),
+    };
+    Ok(Array { shape, data })
+}
+
+/// A dense copy of the elements from `first` on at `strides`.
+fn read<T: Copy + Default + Send + Sync>(from: &Store<T>, first: usize, strides: &[usize], shape: &[usize]) -> Result<Vec<T>, EvalError> {
+    let mut out = zeroed(count(shape)?)?;
+    let loops = Loops::new(shape, [strides]);
+    for_chunks(&mut out, GRAIN, |start, chunk| {
+        loops.for_runs(start..start + chunk.len(), |part, [place]| {
+            let (to, from) = (&mut chunk[part], &from[first + place..]);
+            match loops.steps() {
+                [1] => to.copy_from_slice(&from[..to.len()]),
+                [0] => to.fill(from[0]),
+                [step] => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, from)| *to = *from),
+            }
+        });
+    });
+    Ok(out)
+}
+
+fn padded<'a, R: Real>(x: &Array<'a, R>, lo: &[usize], value: f64, ty: &TensorType) -> Result<Array<'a, R>, EvalError> {
+    let strides = dense_strides(&ty.shape);
+    let first: usize = lo.iter().zip(&strides).map(|(lo, stride)| lo * stride).sum();
+    let loops = Loops::new(&x.shape, [&strides]);
+    let filled = Array::filled(ty, value)?.data;
+    let data = match (&x.data, filled) {
+        (Data::F32(v), Data::F32(to)) => Data::F32(write(v, to.into_vec(), first, &loops).into()),
+        (Data::F16(v), Data::F16(to)) => Data::F16(write(v, to.into_vec(), first, &loops).into()),
+        (Data::Bf16(v), Data::Bf16(to)) => Data::Bf16(write(v, to.into_vec(), first, &loops).into()),
+        (Data::I32(v), Data::I32(to)) => Data::I32(write(v, to.into_vec(), first, &loops).into()),
+        (Data::U32(v), Data::U32(to)) => Data::U32(write(v, to.into_vec(), first, &loops).into()),
+        (Data::Bool(v), Data::Bool(to)) => Data::Bool(write(v, to.into_vec(), first, &loops).into()),
+        _ => return Err(EvalError::new(format!("pad: {} padded to {ty}", x.dtype()))),
+    };
+    Ok(Array { shape: ty.shape.clone(), data })
+}
+
+/// Puts dense elements at the places of `loops`, counted from `first`.
+fn write<T: Copy>(from: &[T], mut to: Vec<T>, first: usize, loops: &Loops<1>) -> Vec<T> {
+    let [step] = loops.steps();
+    loops.for_runs(0..from.len(), |part, [place]| {
+        let to = to[first + place..].iter_mut().step_by(step.max(1));
+        to.zip(&from[part]).for_each(|(to, from)| *to = *from);
+    });
+    to
+}
+
+fn join<'a, R: Real>(op: &Op, mut parts: Vec<Array<'a, R>>, axis: usize, shape: Vec<usize>) -> Result<Array<'a, R>, EvalError> {
+    let inner = count(&shape[axis + 1..])?;
+    let rows = count(&shape[..axis])?;
+    let widths: Vec<usize> = parts.iter().map(|part| part.shape[axis] * inner).collect();
+    let mixed = || EvalError::new(format!("{}: parts of several element types", op.mnemonic()));
+    macro_rules! join_as {
+        ($variant:ident) => {{
+            let parts = parts.iter().map(|part| if let Data::$variant(v) = &part.data { Some(&**v) } else { None });
+            let parts: Vec<_> = parts.collect::<Option<_>>().ok_or_else(mixed)?;
+            Data::$variant(interleave(&parts, &widths, rows).into())
+        }};
+    }
+    let data = match parts.first().ok_or_else(mixed)?.dtype() {
+        _ if parts.len() == 1 => return Ok(parts.swap_remove(0)),
+        DType::F32 => join_as!(F32),
+        DType::F16 => join_as!(F16),
+        DType::Bf16 => join_as!(Bf16),
+        DType::I32 => join_as!(I32),
+        DType::U32 => join_as!(U32),
+        DType::Bool => join_as!(Bool),
+    };
+    Ok(Array { shape, data })
+}
+
+fn interleave<T: Copy>(parts: &[&[T]], widths: &[usize], rows: usize) -> Vec<T> {
+    let mut out = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for row in 0..rows {
+        for (part, width) in parts.iter().zip(widths) {
+            out.extend_from_slice(&part[row * width..(row + 1) * width]);
+        }
+    }
+    out
+}
+
+fn iota<'a, R: Real>(ty: &TensorType, axis: usize) -> Result<Array<'a, R>, EvalError> {
+    let size = ty.shape[axis];
+    let inner = count(&ty.shape[axis + 1..])?;
+    let mut out = zeroed::<u32>(count(&ty.shape)?)?;
+    for (i, to) in out.iter_mut().enumerate() {
+        *to = u32::try_from(i / inner % size).unwrap_or(u32::MAX);
+    }
+    let data = match ty.dtype {
+        DType::U32 => Data::U32(out.into()),
+        DType::I32 => Data::I32(out.into_iter().map(u32::cast_signed).collect::<Vec<_>>().into()),
+        DType::F32 => Data::F32(out.into_iter().map(|i| R::from_f64(f64::from(i))).collect::<Vec<_>>().into()),
+        DType::F16 | DType::Bf16 | DType::Bool => return Err(EvalError::new(format!("iota: not defined on {}", ty.dtype))),
+    };
+    Ok(Array { shape: ty.shape.clone(), data })
 }

@@ -1,8 +1,10 @@
 //! Reductions (sum, mean, maximum, argmax) and the running sum.
 
-use super::{OperandTypes, TypeError, expect_dtype, required};
+use super::{OperandTypes, Operands, TypeError, expect_dtype, required};
+use crate::error::EvalError;
+use crate::eval::{Array, Data, GRAIN, Loops, Real, count, for_chunks, zeroed};
 use crate::op::Op;
-use crate::types::{DType, TensorType};
+use crate::types::{DType, TensorType, dense_strides};
 
 /// Typing rules: distinct axes below the rank; numbers only; mean, maximum and argmax over at least one element.
 pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
@@ -47,4 +49,216 @@ fn reduced(op: &Op, x: &TensorType, axes: &[usize], keepdims: bool, needs_elems:
     } else {
         shape.filter(|(axis, _)| !axes.contains(axis)).map(|(_, &size)| size).collect()
     })
+}
+
+/// Value of a reduction or running sum.
+pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &TensorType) -> Result<Array<'a, R>, EvalError> {
+    let x = operands.take(op, 0)?;
+    let (shape, dtype) = (x.shape.clone(), x.dtype());
+    let data = match op {
+        Op::Argmax { axis } => match x.data {
+            Data::I32(v) => Data::U32(first_largest(&v, &shape, *axis)?.into()),
+            Data::U32(v) => Data::U32(first_largest(&v, &shape, *axis)?.into()),
+            _ => Data::U32(first_largest(&x.into_reals()?, &shape, *axis)?.into()),
+        },
+        Op::Cumsum { axis, reverse } => match x.data {
+            Data::I32(v) => Data::I32(running_sum(&v, &shape, *axis, *reverse, i32::wrapping_add)?.into()),
+            Data::U32(v) => Data::U32(running_sum(&v, &shape, *axis, *reverse, u32::wrapping_add)?.into()),
+            _ => {
+                let sums = running_sum(&x.into_reals()?, &shape, *axis, *reverse, |a, b| a + b)?;
+                return Array::store(&ty.shape, dtype, sums.into());
+            }
+        },
+        Op::Sum { axes, .. } | Op::Mean { axes, .. } | Op::ReduceMax { axes, .. } => {
+            let fold = Fold::new(&shape, axes)?;
+            let is_max = matches!(op, Op::ReduceMax { .. });
+            match x.data {
+                Data::I32(v) if is_max => Data::I32(fold.run(&v, Ord::max)?.into()),
+                Data::U32(v) if is_max => Data::U32(fold.run(&v, Ord::max)?.into()),
+                Data::I32(v) => Data::I32(fold.run(&v, i32::wrapping_add)?.into()),
+                Data::U32(v) => Data::U32(fold.run(&v, u32::wrapping_add)?.into()),
+                _ => return Array::store(&ty.shape, dtype, reals(op, &fold, &x.into_reals()?)?.into()),
+            }
+        }
+        _ => return Err(EvalError::new(format!("{}: not a reduction", op.mnemonic()))),
+    };
+    Ok(Array { shape: ty.shape.clone(), data })
+}
+
+fn reals<R: Real>(op: &Op, fold: &Fold, x: &[R]) -> Result<Vec<R>, EvalError> {
+    if matches!(op, Op::ReduceMax { .. }) {
+        return fold.run(x, |a, b| if a < b { b } else { a });
+    }
+    let mut sums = fold.run(x, |a, b| a + b)?;
+    if matches!(op, Op::Mean { .. }) {
+        #[expect(clippy::cast_precision_loss, reason = "fewer than 2^32 elements, exact in f64")]
+        let n = R::from_f64(fold.n_reduced as f64);
+        sums.iter_mut().for_each(|sum| *sum = *sum / n);
+    }
+    Ok(sums)
+}
+
+/// Elements that are combined one after another; longer ranges are halved, so that the error of a sum of n terms grows
+/// with log n and the order does not depend on threads.
+const LEAF: usize = 64;
+
+/// A reduction over some axes: which elements go into which result.
+struct Fold {
+    kept: Loops<1>,
+    reduced: Loops<1>,
+    n_kept: usize,
+    n_reduced: usize,
+    /// Neighboring results that are combined row by row; 0 if the last axis is reduced, so that runs are.
+    width: usize,
+}
+
+impl Fold {
+    fn new(shape: &[usize], axes: &[usize]) -> Result<Self, EvalError> {
+        let strides = dense_strides(shape);
+        let pick = |is_reduced: bool| -> (Vec<usize>, Vec<usize>) {
+            let picked = (0..shape.len()).filter(|axis| axes.contains(axis) == is_reduced);
+            picked.map(|axis| (shape[axis], strides[axis])).unzip()
+        };
+        let (kept_shape, kept_strides) = pick(false);
+        let (reduced_shape, reduced_strides) = pick(true);
+        let last = (0..shape.len()).rev().find(|&axis| shape[axis] != 1);
+        let keeps_last = last.is_some_and(|last| !axes.contains(&last));
+        let kept = Loops::new(&kept_shape, [&kept_strides]);
+        Ok(Self {
+            width: if keeps_last { kept.run_len() } else { 0 },
+            kept,
+            reduced: Loops::new(&reduced_shape, [&reduced_strides]),
+            n_kept: count(&kept_shape)?,
+            n_reduced: count(&reduced_shape)?,
+        })
+    }
+
+    /// The results; of no elements the default, which is 0.
+    fn run<T: Copy + Default + Send + Sync>(&self, x: &[T], combine: impl Fn(T, T) -> T + Send + Sync) -> Result<Vec<T>, EvalError> {
+        let mut out = zeroed(self.n_kept)?;
+        if self.n_reduced == 0 || self.n_kept == 0 {
+            return Ok(out);
+        }
+        let grain = GRAIN.div_ceil(self.n_reduced);
+        if self.width > 0 {
+            let grain = grain.max(LEAF);
+            let starts = self.starts();
+            for_chunks(&mut out, grain, |start, chunk| {
+                self.kept.for_runs(start..start + chunk.len(), |part, [first]| {
+                    fold_rows(&x[first..], &starts, &mut chunk[part], &combine);
+                });
+            });
+        } else {
+            for_chunks(&mut out, grain, |start, chunk| {
+                let mut partial = Vec::new();
+                let [step] = self.kept.steps();
+                self.kept.for_runs(start..start + chunk.len(), |part, [first]| {
+                    for (i, to) in chunk[part].iter_mut().enumerate() {
+                        *to = self.fold_runs(&x[first + i * step..], &mut partial, &combine);
+                    }
+                });
+            });
+        }
+        Ok(out)
+    }
+
+    /// Place of each reduced element, counted from its result's first.
+    fn starts(&self) -> Vec<usize> {
+        let [step] = self.reduced.steps();
+        let mut starts = Vec::with_capacity(self.n_reduced);
+        self.reduced.for_runs(0..self.n_reduced, |part, [first]| starts.extend((0..part.len()).map(|i| first + i * step)));
+        starts
+    }
+
+    /// One result whose elements lie in contiguous runs.
+    fn fold_runs<T: Copy + Default>(&self, x: &[T], partial: &mut Vec<T>, combine: &impl Fn(T, T) -> T) -> T {
+        partial.clear();
+        self.reduced.for_runs(0..self.n_reduced, |part, [first]| partial.push(fold(&x[first..first + part.len()], combine)));
+        fold(partial, combine)
+    }
+}
+
+/// Combines elements pairwise; of none the default.
+fn fold<T: Copy + Default>(x: &[T], combine: &impl Fn(T, T) -> T) -> T {
+    if x.len() > LEAF {
+        let half = x.len().div_ceil(2).next_multiple_of(LEAF);
+        let (lhs, rhs) = x.split_at(half);
+        return combine(fold(lhs, combine), fold(rhs, combine));
+    }
+    let mut lanes = x.chunks_exact(8);
+    let Some(first) = lanes.next() else { return x.iter().copied().reduce(combine).unwrap_or_default() };
+    let mut acc: [T; 8] = std::array::from_fn(|i| first[i]);
+    for next in lanes.by_ref() {
+        acc.iter_mut().zip(next).for_each(|(acc, &x)| *acc = combine(*acc, x));
+    }
+    lanes.remainder().iter().zip(&mut acc).for_each(|(&x, acc)| *acc = combine(*acc, x));
+    let [a, b, c, d, e, f, g, h] = acc;
+    combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
+}
+
+/// Combines the rows that begin at `starts` pairwise into `out`.
+fn fold_rows<T: Copy + Default>(x: &[T], starts: &[usize], out: &mut [T], combine: &impl Fn(T, T) -> T) {
+    if starts.len() > LEAF {
+        let (lhs, rhs) = starts.split_at(starts.len().div_ceil(2));
+        fold_rows(x, lhs, out, combine);
+        let mut other = vec![T::default(); out.len()];
+        fold_rows(x, rhs, &mut other, combine);
+        out.iter_mut().zip(other).for_each(|(to, x)| *to = combine(*to, x));
+        return;
+    }
+    let Some((first, rest)) = starts.split_first() else { return };
+    out.copy_from_slice(&x[*first..][..out.len()]);
+    for start in rest {
+        out.iter_mut().zip(&x[*start..]).for_each(|(to, &x)| *to = combine(*to, x));
+    }
+}
+
+fn first_largest<T: Copy + PartialOrd + Send + Sync>(x: &[T], shape: &[usize], axis: usize) -> Result<Vec<u32>, EvalError> {
+    let (size, inner) = (shape[axis], count(&shape[axis + 1..])?);
+    let mut out = zeroed::<u32>(count(&shape[..axis])? * inner)?;
+    for_chunks(&mut out, GRAIN.div_ceil(size.max(1)), |start, chunk| {
+        for (i, to) in chunk.iter_mut().enumerate() {
+            let (row, column) = ((start + i) / inner, (start + i) % inner);
+            let line = &x[row * size * inner + column..];
+            let mut best = 0;
+            for at in 1..size {
+                if line[at * inner] > line[best * inner] {
+                    best = at;
+                }
+            }
+            *to = u32::try_from(best).unwrap_or(u32::MAX);
+        }
+    });
+    Ok(out)
+}
+
+fn running_sum<T: Copy + Default + Send + Sync>(
+    x: &[T],
+    shape: &[usize],
+    axis: usize,
+    reverse: bool,
+    add: impl Fn(T, T) -> T + Send + Sync,
+) -> Result<Vec<T>, EvalError> {
+    let (size, inner) = (shape[axis], count(&shape[axis + 1..])?);
+    let mut out = zeroed(x.len())?;
+    let line = size * inner;
+    for_chunks(&mut out, GRAIN.div_ceil(line.max(1)) * line, |start, chunk| {
+        for (to, x) in chunk.chunks_mut(line).zip(x[start..].chunks(line)) {
+            // Sums within a block start anew and the blocks before it are added: the error grows with LEAF + size / LEAF.
+            let mut before = vec![T::default(); inner];
+            let mut within = vec![T::default(); inner];
+            for step in 0..size {
+                let at = if reverse { size - 1 - step } else { step };
+                if step > 0 && step % LEAF == 0 {
+                    before.iter_mut().zip(&mut within).for_each(|(before, within)| *before = add(*before, std::mem::take(within)));
+                }
+                let row = at * inner..(at + 1) * inner;
+                for (((to, &x), within), &before) in to[row.clone()].iter_mut().zip(&x[row]).zip(&mut within).zip(&before) {
+                    *within = add(*within, x);
+                    *to = add(before, *within);
+                }
+            }
+        }
+    });
+    Ok(out)
 }

@@ -1,6 +1,9 @@
 //! The linear recurrence with ranks.
 
-use super::{OperandTypes, TypeError, expect_dtype, expect_rank, expect_shape, required};
+use super::conv::flags;
+use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_rank, expect_shape, required};
+use crate::error::EvalError;
+use crate::eval::{Array, Real, Store, for_chunk_pairs, zeroed};
 use crate::op::Op;
 use crate::types::{DType, TensorType};
 
@@ -21,7 +24,8 @@ pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>,
     expect_shape(op, "k", k, &[batch, len, groups, ranks, d_state], "[B, L, G, R, N]")?;
     expect_shape(op, "q", q, &k.shape, "[B, L, G, R, N], as k")?;
     if groups == 0 || heads % groups != 0 {
-        return Err(TypeError::new(format!("scan: {groups} groups of k do not divide {heads} heads of log_decay")).help("choose ngroups so that nheads is a multiple of it"));
+        return Err(TypeError::new(format!("scan: {groups} groups of k do not divide {heads} heads of log_decay"))
+            .help("choose ngroups so that nheads is a multiple of it"));
     }
     let state = [batch, heads, headdim, d_state];
     if let Some(s0) = operands[4] {
@@ -33,4 +37,144 @@ pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>,
         expect_dtype(op, "reset", reset, reset.dtype == DType::Bool, "bool")?;
     }
     Ok(vec![v.clone(), TensorType::new(DType::F32, state)])
+}
+
+/// The recurrence by definition, token by token for each head of each batch entry, which run in parallel.
+pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>) -> Result<Vec<Array<'a, R>>, EvalError> {
+    let (log_decay, v) = (operands.take(op, 0)?, operands.take(op, 1)?);
+    let (k, q) = (operands.take(op, 2)?, operands.take(op, 3)?);
+    let s0 = operands.take_option(4).map(Array::into_reals).transpose()?;
+    let reset = operands.take_option(5).map(|reset| flags(op, reset)).transpose()?;
+    let (&[batch, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v.shape.as_slice(), k.shape.as_slice()) else {
+        return Err(EvalError::new(format!("scan: shapes {:?} and {:?}", v.shape, k.shape)));
+    };
+    let scan = Scan {
+        len,
+        heads,
+        groups,
+        ranks,
+        headdim,
+        d_state,
+        log_decay: log_decay.into_reals()?,
+        v: v.into_reals()?,
+        k: k.into_reals()?,
+        q: q.into_reals()?,
+        reset,
+    };
+    let mut state = match s0 {
+        Some(s0) => s0.into_vec(),
+        None => zeroed(batch * heads * headdim * d_state)?,
+    };
+    let mut by_head = zeroed(batch * heads * len * ranks * headdim)?;
+    let (y_size, s_size) = (len * ranks * headdim, headdim * d_state);
+    for_chunk_pairs((&mut by_head, y_size), (&mut state, s_size), |head, y, s| scan.head(head / heads, head % heads, y, s));
+    let y = scan.by_token(&by_head, batch)?;
+    Ok(vec![Array::real(&[batch, len, heads, ranks, headdim], y), Array::real(&[batch, heads, headdim, d_state], state)])
+}
+
+struct Scan<'a, R> {
+    len: usize,
+    heads: usize,
+    groups: usize,
+    ranks: usize,
+    headdim: usize,
+    d_state: usize,
+    log_decay: Store<'a, R>,
+    v: Store<'a, R>,
+    k: Store<'a, R>,
+    q: Store<'a, R>,
+    reset: Option<Store<'a, bool>>,
+}
+
+impl<R: Real> Scan<'_, R> {
+    /// All tokens of one head: `y [L, R, P]`, and the state `[P, N]` from before the first to after the last.
+    fn head(&self, batch: usize, head: usize, y: &mut [R], state: &mut [R]) {
+        let Self { ranks, headdim, d_state, .. } = *self;
+        let (v_size, k_size) = (ranks * headdim, ranks * d_state);
+        let group = head / (self.heads / self.groups);
+        for t in 0..self.len {
+            let y = &mut y[t * v_size..][..v_size];
+            let token = batch * self.len + t;
+            if t > 0 && self.reset.as_ref().is_some_and(|reset| reset[token]) {
+                state.fill(R::ZERO);
+            }
+            let decay = self.log_decay[token * self.heads + head].exp();
+            let v = &self.v[(token * self.heads + head) * v_size..][..v_size];
+            let place = (token * self.groups + group) * k_size;
+            let (k, q) = (&self.k[place..][..k_size], &self.q[place..][..k_size]);
+            if ranks == 1 {
+                for ((row, &v), y) in state.chunks_exact_mut(d_state).zip(v).zip(y) {
+                    *y = advance(row, decay, v, k, q);
+                }
+            } else {
+                self.ranked(state, decay, [v, k, q], y);
+            }
+        }
+    }
+
+    /// One token of several ranks: all enter the state before any is read.
+    fn ranked(&self, state: &mut [R], decay: R, [v, k, q]: [&[R]; 3], y: &mut [R]) {
+        for (p, row) in state.chunks_exact_mut(self.d_state).enumerate() {
+            row.iter_mut().for_each(|s| *s = decay * *s);
+            for (k, v) in k.chunks_exact(self.d_state).zip(v.chunks_exact(self.headdim)) {
+                row.iter_mut().zip(k).for_each(|(s, &k)| *s += v[p] * k);
+            }
+            for (q, y) in q.chunks_exact(self.d_state).zip(y.chunks_exact_mut(self.headdim)) {
+                y[p] = dot(row, q);
+            }
+        }
+    }
+
+    /// `[B, H, L, R, P]` to `[B, L, H, R, P]`.
+    fn by_token(&self, by_head: &[R], batch: usize) -> Result<Vec<R>, EvalError> {
+        let size = self.ranks * self.headdim;
+        if self.heads == 1 || self.len == 1 {
+            return Ok(by_head.to_vec());
+        }
+        let mut y = zeroed(by_head.len())?;
+        for (i, to) in y.chunks_mut(size.max(1)).enumerate() {
+            let (token, head) = (i / self.heads, i % self.heads);
+            let (b, t) = (token / self.len, token % self.len);
+            debug_assert!(b < batch);
+            to.copy_from_slice(&by_head[((b * self.heads + head) * self.len + t) * size..][..size]);
+        }
+        Ok(y)
+    }
+}
+
+/// Partial sums of a scalar product.
+const LANES: usize = 8;
+
+/// `row = decay * row + v * k`, and its product with `q`, in one pass.
+fn advance<R: Real>(row: &mut [R], decay: R, v: R, k: &[R], q: &[R]) -> R {
+    let mut sums = [R::ZERO; LANES];
+    let whole = row.len() - row.len() % LANES;
+    let (row, row_tail) = row.split_at_mut(whole);
+    for ((s, k), q) in row.chunks_exact_mut(LANES).zip(k.chunks_exact(LANES)).zip(q.chunks_exact(LANES)) {
+        for i in 0..LANES {
+            s[i] = decay * s[i] + v * k[i];
+            sums[i] += s[i] * q[i];
+        }
+    }
+    for (((s, &k), &q), sum) in row_tail.iter_mut().zip(&k[whole..]).zip(&q[whole..]).zip(&mut sums) {
+        *s = decay * *s + v * k;
+        *sum += *s * q;
+    }
+    total(sums)
+}
+
+fn dot<R: Real>(lhs: &[R], rhs: &[R]) -> R {
+    let mut sums = [R::ZERO; LANES];
+    let whole = lhs.len() - lhs.len() % LANES;
+    for (x, y) in lhs.chunks_exact(LANES).zip(rhs.chunks_exact(LANES)) {
+        for i in 0..LANES {
+            sums[i] += x[i] * y[i];
+        }
+    }
+    lhs[whole..].iter().zip(&rhs[whole..]).zip(&mut sums).for_each(|((&x, &y), sum)| *sum += x * y);
+    total(sums)
+}
+
+fn total<R: Real>([a, b, c, d, e, f, g, h]: [R; LANES]) -> R {
+    ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
