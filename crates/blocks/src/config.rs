@@ -27,7 +27,7 @@ pub struct Mamba2Config {
     pub d_has_hdim: bool,
     /// Whether there is a gate z.
     pub gate: bool,
-    /// Whether SiLU follows the convolution.
+    /// Whether silu follows the convolution.
     pub conv_act: bool,
     /// The norm before `out_proj`.
     pub norm: NormKind,

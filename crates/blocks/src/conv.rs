@@ -12,7 +12,7 @@ pub struct Conv<'g> {
     pub bias: Option<Tensor<'g>>,
     /// Which end of the weight multiplies the current token.
     pub taps: Taps,
-    /// Whether SiLU follows.
+    /// Whether silu follows.
     pub act: bool,
 }
 

@@ -3,10 +3,12 @@
 //! In reading order: [`config`] (sizes and options, and what makes them consistent), [`settings`] (the same from text and
 //! JSON), [`linear`], [`norm`], [`conv`] and [`ssd`] (the parts), [`mamba2`] (the block: whole sequences and one token),
 //! [`loss`] and [`model`] (the language model), [`names`] (what parameters are called), [`params`] (which there are and
-//! which of them train), [`init`] (their values before training), [`checkpoint`] (Hugging Face files), [`error`] (mistakes).
+//! which of them train), [`init`] (their values before training), [`checkpoint`] (Hugging Face files), [`cases`]
+//! (reference cases as graphs), [`error`] (mistakes).
 //!
 //! The crate writes graphs with the builder of `monopass-ir` and knows neither kernels nor devices nor files.
 
+pub mod cases;
 pub mod checkpoint;
 pub mod config;
 pub mod conv;

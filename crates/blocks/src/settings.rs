@@ -1,6 +1,6 @@
 //! Configurations from text (`d_model=256,d_state=16`) and from JSON, by one table of settings.
 
-use crate::config::{LmConfig, Mamba2Config, Naming, NormKind, Taps};
+use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind, Taps};
 use crate::error::{ConfigError, ConfigErrors};
 use crate::json;
 use serde_json::Value;
@@ -112,9 +112,11 @@ impl Mamba2Config {
     }
 }
 
-/// Derived sizes that a file may state, and what they have to be.
-const DERIVED: &[(&str, fn(&crate::config::Mamba2Sizes) -> usize)] =
-    &[("d_inner", |s| s.d_inner), ("nheads", |s| s.nheads), ("d_mlp", |s| s.d_mlp), ("conv_dim", |s| s.conv_dim)];
+/// Name of a derived size and what it has to be.
+type Derived = (&'static str, fn(&Mamba2Sizes) -> usize);
+
+/// Derived sizes that a file may state.
+const DERIVED: &[Derived] = &[("d_inner", |s| s.d_inner), ("nheads", |s| s.nheads), ("d_mlp", |s| s.d_mlp), ("conv_dim", |s| s.conv_dim)];
 
 impl LmConfig {
     /// A model from the JSON object of a case: `block_cfg`, `n_layer`, `vocab`, `norm_eps`, `tie`.

@@ -8,7 +8,7 @@ mod error;
 mod hf_config;
 mod inspect;
 mod save;
-mod tensors;
+pub(crate) mod tensors;
 
 pub use error::CheckpointError;
 pub use inspect::{Layout, Report, TensorReport, inspect};

@@ -6,6 +6,7 @@ use crate::names;
 use half::{bf16, f16};
 use indexmap::IndexMap;
 use monopass_ir::TensorData;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 /// The opened files of a checkpoint's tensors.
@@ -19,13 +20,13 @@ pub(super) struct Source<'a> {
 }
 
 /// A tensor in a file.
-pub(super) struct Stored<'a> {
+pub(crate) struct Stored<'a> {
     /// Name in the file.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// The file.
     pub(super) file: String,
     pub(super) shape: Vec<usize>,
-    pub(super) dtype: Dtype,
+    pub(crate) dtype: Dtype,
     pub(super) data: &'a [u8],
 }
 
@@ -86,6 +87,25 @@ impl<'a> Source<'a> {
     }
 }
 
+/// The tensors of one file, in their order in it.
+pub(crate) fn in_file<'a>(file: &str, bytes: &'a [u8]) -> Result<Vec<Stored<'a>>, CheckpointError> {
+    let parsed = SafeTensors::deserialize(bytes).map_err(|source| CheckpointError::Safetensors {
+        file: file.to_owned(),
+        n_bytes: bytes.len(),
+        source,
+    })?;
+    let mut views = parsed.tensors();
+    views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
+    let stored = |(name, view): (String, TensorView<'a>)| Stored {
+        name,
+        file: file.to_owned(),
+        shape: view.shape().to_vec(),
+        dtype: view.dtype(),
+        data: view.data(),
+    };
+    Ok(views.into_iter().map(stored).collect())
+}
+
 /// Tensor names and their shards.
 fn parse_index(bytes: &[u8]) -> Result<IndexMap<String, String>, CheckpointError> {
     let text = String::from_utf8_lossy(bytes);
@@ -109,17 +129,28 @@ fn parse_index(bytes: &[u8]) -> Result<IndexMap<String, String>, CheckpointError
 
 impl Stored<'_> {
     /// The elements as f32.
-    pub(super) fn to_f32(&self) -> Result<TensorData, CheckpointError> {
-        let values: Vec<f32> = match self.dtype {
-            Dtype::F32 => self.elements(f32::from_le_bytes),
-            Dtype::F16 => self.elements(|bytes| f16::from_le_bytes(bytes).to_f32()),
-            Dtype::BF16 => self.elements(|bytes| bf16::from_le_bytes(bytes).to_f32()),
-            _ => return Err(self.type_error()),
+    pub(crate) fn to_f32(&self) -> Result<TensorData, CheckpointError> {
+        let values: Vec<f32> = if self.dtype == Dtype::F32 {
+            self.elements(f32::from_le_bytes)
+        } else if self.dtype == Dtype::F16 {
+            self.elements(|bytes| f16::from_le_bytes(bytes).to_f32())
+        } else if self.dtype == Dtype::BF16 {
+            self.elements(|bytes| bf16::from_le_bytes(bytes).to_f32())
+        } else {
+            return Err(self.type_error());
         };
         TensorData::f32(self.shape.clone(), values).map_err(|_| self.type_error())
     }
 
-    fn elements<const N: usize>(&self, decode: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    /// The elements as i32.
+    pub(crate) fn to_i32(&self) -> Result<TensorData, CheckpointError> {
+        if self.dtype != Dtype::I32 {
+            return Err(self.type_error());
+        }
+        TensorData::i32(self.shape.clone(), self.elements(i32::from_le_bytes)).map_err(|_| self.type_error())
+    }
+
+    fn elements<const N: usize, T>(&self, decode: impl Fn([u8; N]) -> T) -> Vec<T> {
         self.data.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
     }
 

@@ -1,0 +1,244 @@
+//! Reference cases: a manifest that lists them, the graphs that compute them, and the rule by which results are judged.
+//!
+//! A case is a safetensors file whose tensors are called `in.…` (inputs and initial states), `param.…` and `out.…` (what has
+//! to come out), and an entry of `manifest.json` that says its kind, configuration and tolerances. [`Manifest::parse`] reads the
+//! list, [`CaseGraphs::new`] builds a case's graphs, [`CaseGraphs::run`] runs them by any executor, [`Case::judge`] compares.
+//!
+//! As everywhere in this crate, the caller reads the files.
+
+mod graphs;
+mod run;
+
+pub use graphs::{CaseGraphs, CaseStep};
+pub use run::{Tensors, read_tensors};
+
+use crate::checkpoint::CheckpointError;
+use crate::error::ConfigErrors;
+use crate::json;
+use indexmap::IndexMap;
+use monopass_ir::TensorData;
+use monopass_ir::error::BuildErrors;
+use serde_json::Value;
+
+/// Name of the list of cases.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// The cases of a directory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// In the order of the file.
+    pub cases: Vec<Case>,
+}
+
+/// One case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// Unique name.
+    pub id: String,
+    /// What it computes, such as `mamba2_block`.
+    pub kind: String,
+    /// File of its tensors.
+    pub file: String,
+    /// Files of its checkpoint, if it is one.
+    pub files: Vec<String>,
+    /// Options and sizes.
+    pub config: Value,
+    /// What is expected of each tensor, by name with prefix.
+    pub expect: IndexMap<String, Expect>,
+}
+
+/// How a tensor is compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expect {
+    /// Largest absolute difference of an element.
+    pub atol: f64,
+    /// Whether differences count modulo 2π.
+    pub is_angle: bool,
+}
+
+/// How far a tensor is from what it should be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Name with prefix.
+    pub tensor: String,
+    /// Largest absolute difference of an element; infinite if the tensor is missing, of another shape, or not finite.
+    pub error: f64,
+    /// Largest allowed.
+    pub atol: f64,
+    /// What is wrong beside the numbers, if anything.
+    pub problem: Option<String>,
+}
+
+impl Verdict {
+    /// Whether the tensor is as it should be.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.error <= self.atol
+    }
+}
+
+/// A case that cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum CaseError {
+    /// The manifest is not one. The file's fault.
+    #[error("{MANIFEST_FILE}: {problem}\n  help: give a directory of cases with its {MANIFEST_FILE}")]
+    Manifest {
+        /// What is wrong.
+        problem: String,
+    },
+    /// No graph is known for the kind.
+    #[error("case {id}: unknown kind {kind:?}\n  help: the kinds are {}", graphs::KINDS.join(", "))]
+    UnknownKind {
+        /// The case.
+        id: String,
+        /// Its kind.
+        kind: String,
+    },
+    /// A tensor that the kind needs is not in the file. The file's fault.
+    #[error("case {id}: tensor {tensor} is missing\n  help: kind {kind} needs it")]
+    MissingTensor {
+        /// The case.
+        id: String,
+        /// Name with prefix.
+        tensor: String,
+        /// The case's kind.
+        kind: String,
+    },
+    /// A field of the case's configuration is missing or of another type. The manifest's fault.
+    #[error("case {id}: config {field} is {found}\n  help: {expects} is expected")]
+    Field {
+        /// The case.
+        id: String,
+        /// The field.
+        field: &'static str,
+        /// As it stands.
+        found: String,
+        /// What should stand there.
+        expects: &'static str,
+    },
+    /// The configuration does not fit together. The manifest's fault.
+    #[error("case {id}: configuration")]
+    Config {
+        /// The case.
+        id: String,
+        /// What does not fit.
+        #[source]
+        source: ConfigErrors,
+    },
+    /// The tensors do not fit the kind.
+    #[error("case {id}: graph")]
+    Build {
+        /// The case.
+        id: String,
+        /// What does not fit.
+        #[source]
+        source: BuildErrors,
+    },
+    /// A file of tensors cannot be read.
+    #[error(transparent)]
+    Tensors(#[from] CheckpointError),
+}
+
+impl Manifest {
+    /// The cases that `text` lists.
+    ///
+    /// # Errors
+    /// [`CaseError::Manifest`] if it is not a list of cases.
+    pub fn parse(text: &str) -> Result<Self, CaseError> {
+        let bad = |problem: String| CaseError::Manifest { problem };
+        let value = json::parse(text).map_err(|error| bad(format!("not valid JSON: {error}")))?;
+        let cases = value.get("cases").and_then(Value::as_array).ok_or_else(|| bad("no list called cases".to_owned()))?;
+        let cases = cases.iter().enumerate().map(|(i, case)| Case::from_json(case).map_err(|problem| bad(format!("case {i}: {problem}"))));
+        Ok(Self { cases: cases.collect::<Result<_, _>>()? })
+    }
+}
+
+impl Case {
+    fn from_json(case: &Value) -> Result<Self, String> {
+        let word = |key: &str| case.get(key).and_then(Value::as_str).map(str::to_owned).ok_or_else(|| format!("{key} is not a string"));
+        let list = |key: &str| case.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+        let expect = case.get("expect").and_then(Value::as_object).ok_or("expect is not an object")?;
+        let entry = |(name, entry): (&String, &Value)| {
+            let atol = entry.get("atol").and_then(Value::as_f64).ok_or_else(|| format!("{name} has no atol"))?;
+            let is_angle = entry.get("compare").is_some_and(|compare| compare == "angle");
+            Ok::<_, String>((name.clone(), Expect { atol, is_angle }))
+        };
+        Ok(Self {
+            id: word("id")?,
+            kind: word("kind")?,
+            file: word("file")?,
+            files: list("files").iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            config: case.get("config").cloned().unwrap_or(Value::Null),
+            expect: expect.iter().map(entry).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Compares what a run gave (names without prefix) with each `out.…` of `wanted`, the case's file.
+    #[must_use]
+    pub fn judge(&self, given: &Tensors, wanted: &Tensors) -> Vec<Verdict> {
+        let outputs = self.expect.iter().filter_map(|(name, expect)| Some((name, name.strip_prefix("out.")?, expect)));
+        outputs.map(|(name, short, expect)| verdict(name, *expect, given.get(short), wanted.get(name))).collect()
+    }
+}
+
+fn verdict(name: &str, expect: Expect, given: Option<&TensorData>, wanted: Option<&TensorData>) -> Verdict {
+    let fail = |problem: String| Verdict { tensor: name.to_owned(), error: f64::INFINITY, atol: expect.atol, problem: Some(problem) };
+    let Some(wanted) = wanted else { return fail("not in the case's file".to_owned()) };
+    let Some(given) = given else { return fail("not computed".to_owned()) };
+    if given.shape() != wanted.shape() {
+        return fail(format!("has shape {:?}, not {:?}", given.shape(), wanted.shape()));
+    }
+    let (given, wanted) = (given.to_f32_vec(), wanted.to_f32_vec());
+    if let Some(at) = given.iter().position(|value| !value.is_finite()) {
+        return fail(format!("element {at} is {}", given[at]));
+    }
+    let difference = |(&a, &b): (&f32, &f32)| {
+        let difference = (f64::from(a) - f64::from(b)).abs();
+        let turn = std::f64::consts::TAU;
+        if expect.is_angle { (difference % turn).min(turn - difference % turn) } else { difference }
+    };
+    let error = given.iter().zip(&wanted).map(difference).fold(0.0, f64::max);
+    Verdict { tensor: name.to_owned(), error, atol: expect.atol, problem: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors(name: &str, values: &[f32]) -> Tensors {
+        [(name.to_owned(), TensorData::f32([values.len()], values).unwrap())].into()
+    }
+
+    fn judged(expect: Expect, given: &[f32], wanted: &[f32]) -> Verdict {
+        verdict("out.y", expect, tensors("y", given).get("y"), tensors("out.y", wanted).get("out.y"))
+    }
+
+    #[test]
+    fn every_element_counts_and_has_to_be_finite() {
+        let plain = Expect { atol: 0.1, is_angle: false };
+        assert!(judged(plain, &[1.0, 2.05], &[1.0, 2.0]).passes());
+        assert!(!judged(plain, &[1.0, 2.2], &[1.0, 2.0]).passes());
+        assert_eq!(judged(plain, &[f32::NAN], &[0.0]).problem.as_deref(), Some("element 0 is NaN"));
+        assert_eq!(judged(plain, &[1.0], &[1.0, 2.0]).problem.as_deref(), Some("has shape [1], not [2]"));
+        assert!(!verdict("out.y", plain, None, tensors("out.y", &[1.0]).get("out.y")).passes());
+        assert!(judged(plain, &[], &[]).passes());
+    }
+
+    #[test]
+    fn angles_compare_by_the_turn() {
+        let angle = Expect { atol: 0.01, is_angle: true };
+        assert!(judged(angle, &[std::f32::consts::TAU - 0.005], &[0.0]).passes());
+        assert!(!judged(angle, &[3.0], &[0.0]).passes());
+    }
+
+    #[test]
+    fn a_broken_manifest_says_where() {
+        let message = |text: &str| Manifest::parse(text).unwrap_err().to_string();
+        assert!(message("{").contains("not valid JSON"));
+        assert!(message("{}").contains("no list called cases"));
+        assert!(message(r#"{"cases": [{"id": "a"}]}"#).contains("case 0: expect is not an object"));
+        assert!(
+            message(r#"{"cases": [{"id": "a", "kind": "linear", "file": "f", "expect": {"out.y": {}}}]}"#).contains("out.y has no atol")
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! Guards that checkpoints are read and written right, and that each broken one is refused with what, where and how to fix it.
+
+mod support;
+
+use half::f16;
+use indexmap::IndexMap;
+use monopass_blocks::checkpoint::{self, CheckpointError, Layout};
+use monopass_blocks::{Checkpoint, LmConfig, Mamba2Config, init};
+use monopass_ir::TensorData;
+use support::{Dir, Result};
+
+type FileMap = IndexMap<String, Vec<u8>>;
+
+fn small() -> LmConfig {
+    LmConfig { tie_embeddings: false, ..LmConfig::new(Mamba2Config { headdim: 4, d_state: 3, ngroups: 2, ..Mamba2Config::new(8) }, 2, 11) }
+}
+
+fn saved(config: &LmConfig) -> Result<FileMap> {
+    Ok(checkpoint::save(config, &init::lm(config, 1)?)?)
+}
+
+/// The checkpoint with one replacement in its configuration.
+fn with_config(from: &str, to: &str) -> Result<FileMap> {
+    let mut files = saved(&small())?;
+    let text = String::from_utf8(files["config.json"].clone())?;
+    assert!(text.contains(from), "{from} is not in {text}");
+    files.insert("config.json".into(), text.replacen(from, to, 1).into_bytes());
+    Ok(files)
+}
+
+/// The message with its causes.
+fn message(files: &FileMap) -> String {
+    let Err(error) = checkpoint::load(files) else { return "loaded".into() };
+    let mut message = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        message = format!("{message}: {cause}");
+        source = cause.source();
+    }
+    message
+}
+
+#[test]
+fn what_is_saved_is_loaded_again() -> Result {
+    for tie_embeddings in [false, true] {
+        let block = Mamba2Config { dt_limit: [0.001, 0.5], bias: true, conv_bias: false, d_conv: 1, ..small().block };
+        for block in [small().block, block] {
+            let config = LmConfig { tie_embeddings, block, ..small() };
+            let params = init::lm(&config, 1)?;
+            let files = checkpoint::save(&config, &params)?;
+            assert_eq!(files, checkpoint::save(&config, &params)?);
+            let Checkpoint { config: read_config, params: read_params, warnings } = checkpoint::load(&files)?;
+            assert_eq!((read_config, read_params, warnings), (config, params, Vec::new()));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_layouts_of_hugging_face_are_told_apart() -> Result {
+    let one = checkpoint::inspect(&Dir::golden().sub("ckpt_hf_mamba2"))?;
+    assert_eq!((one.layout, one.config.block.ngroups, one.config.tie_embeddings), (Layout::HfSafetensors, 2, true));
+    assert_eq!(one.config.block.sizes()?.norm_group, 16);
+    assert_eq!(one.load_bytes, 4 * one.n_params);
+    assert!(one.tensors.iter().all(|tensor| tensor.dtype == "F32"));
+    let shards = checkpoint::inspect(&Dir::golden().sub("ckpt_hf_mamba2_sharded"))?;
+    assert_eq!((shards.layout, shards.config.tie_embeddings), (Layout::HfSafetensorsSharded, false));
+    assert_eq!((shards.config.block.bias, shards.config.block.conv_bias), (true, false));
+    assert!(shards.tensors.iter().all(|tensor| tensor.dtype == "BF16"));
+    assert_eq!(shards.config.block.dt_limit, [0.0, f32::MAX]);
+    assert!(shards.warnings.is_empty());
+    Ok(())
+}
+
+#[test]
+fn older_names_and_half_floats_are_read() -> Result {
+    let config = small();
+    let params = init::lm(&config, 1)?;
+    let halves: Vec<(String, Vec<usize>, Vec<u8>)> = params
+        .iter()
+        .map(|(name, tensor)| {
+            let bytes = tensor.to_f32_vec().iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+            (format!("model.{}", name.replace("embedding.", "embeddings.")), tensor.shape().to_vec(), bytes)
+        })
+        .collect();
+    let views = halves
+        .iter()
+        .map(|(name, shape, bytes)| Ok((name, safetensors::tensor::TensorView::new(safetensors::Dtype::F16, shape.clone(), bytes)?)));
+    let views: Vec<_> = views.collect::<std::result::Result<_, safetensors::SafeTensorError>>()?;
+    let mut files = saved(&config)?;
+    files.insert("model.safetensors".into(), safetensors::serialize(views, None)?);
+    let loaded = checkpoint::load(&files)?;
+    for (name, tensor) in &params {
+        let halved: Vec<f32> = tensor.to_f32_vec().iter().map(|&value| f16::from_f32(value).to_f32()).collect();
+        assert_eq!(loaded.params[name], TensorData::f32(tensor.shape(), halved)?, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn extra_tensors_are_warnings() -> Result {
+    let mut config = small();
+    let mut params = init::lm(&config, 1)?;
+    let files = saved(&config)?;
+    config.tie_embeddings = true;
+    params.shift_remove("lm_head.weight");
+    let mut tied = checkpoint::save(&config, &params)?;
+    tied.insert("model.safetensors".into(), files["model.safetensors"].clone());
+    assert_eq!(checkpoint::load(&tied)?.warnings, ["model.safetensors: tensor lm_head.weight [11, 8] is not part of the model"]);
+    Ok(())
+}
+
+#[test]
+fn a_head_decides_where_the_configuration_does_not() -> Result {
+    let files = with_config("\"tie_word_embeddings\": false,", "")?;
+    assert!(!checkpoint::load(&files)?.config.tie_embeddings);
+    Ok(())
+}
+
+#[test]
+fn missing_files_are_named() -> Result {
+    let without = |name: &str| -> Result<String> {
+        let mut files = saved(&small())?;
+        files.shift_remove(name);
+        Ok(message(&files))
+    };
+    assert!(without("config.json")?.starts_with("no config.json in the checkpoint\n  help: give the directory"));
+    assert!(without("model.safetensors")?.starts_with("neither model.safetensors nor model.safetensors.index.json"));
+    let index = |map: &str| -> Result<String> {
+        let mut files = saved(&small())?;
+        files.insert("model.safetensors.index.json".into(), format!("{{\"weight_map\": {map}}}").into_bytes());
+        Ok(message(&files))
+    };
+    assert!(
+        index(r#"{"lm_head.weight": "a.safetensors"}"#)?.starts_with("a.safetensors is missing, which model.safetensors.index.json names")
+    );
+    assert!(index(r#"{"lm_head.weight": "../a.safetensors"}"#)?.contains("not the name of a file beside it"));
+    assert!(index(r#"{"lm_head.bias": "model.safetensors"}"#)?.contains("tensor lm_head.bias is not in model.safetensors"));
+    assert!(index("{}")?.contains("weight_map is empty"));
+    assert!(index("3")?.contains("weight_map is missing or not an object"));
+    Ok(())
+}
+
+#[test]
+fn damaged_tensors_are_refused() -> Result {
+    let whole = saved(&small())?["model.safetensors"].clone();
+    let with = |bytes: Vec<u8>| -> Result<String> {
+        let mut files = saved(&small())?;
+        files.insert("model.safetensors".into(), bytes);
+        Ok(message(&files))
+    };
+    for n in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
+        let message = with(whole[..n].to_vec())?;
+        assert!(message.contains(&format!("model.safetensors: not a complete safetensors file of {n} bytes")), "{message}");
+    }
+    let mut corrupt = whole.clone();
+    corrupt[9..40].fill(b'#');
+    assert!(with(corrupt)?.contains("not a complete safetensors file"));
+    // A tensor of 8 GiB that the file does not hold.
+    let header = r#"{"huge":{"dtype":"F32","shape":[2147483648],"data_offsets":[0,8589934592]}}"#;
+    let huge = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    assert!(with(huge)?.contains("not a complete safetensors file"));
+    Ok(())
+}
+
+#[test]
+fn tensors_have_to_be_those_of_the_configuration() -> Result {
+    let missing = message(&with_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3")?);
+    assert!(missing.starts_with("tensor backbone.layers.2.norm.weight [8] is missing"), "{missing}");
+    let shape = message(&with_config("\"state_size\": 3", "\"state_size\": 5")?);
+    assert!(shape.contains("tensor backbone.layers.0.mixer.in_proj.weight is [48, 8], config.json gives [56, 8]"), "{shape}");
+    let mut files = saved(&small())?;
+    let at = files["model.safetensors"].windows(5).position(|bytes| bytes == b"\"F32\"").ok_or("no dtype")?;
+    files["model.safetensors"][at..at + 5].copy_from_slice(b"\"I32\"");
+    assert!(message(&files).contains("is I32\n  help: convert it to F32, F16 or BF16"), "{}", message(&files));
+    Ok(())
+}
+
+#[test]
+fn every_field_of_the_configuration_is_checked() -> Result {
+    let rows = [
+        ("\"mamba2\"", "\"mamba\"", "model_type is \"mamba\"\n  help: only mamba2"),
+        ("\"model_type\": \"mamba2\",", "", "model_type is missing"),
+        ("\"silu\"", "\"gelu\"", "hidden_act is \"gelu\""),
+        ("\"hidden_size\": 8", "\"hidden_size\": 0", "hidden_size is 0"),
+        ("\"hidden_size\": 8,", "", "hidden_size is missing"),
+        ("\"head_dim\": 4", "\"head_dim\": NaN", "head_dim is NaN"),
+        ("\"state_size\": 3", "\"state_size\": -3", "state_size is -3"),
+        ("\"n_groups\": 2", "\"n_groups\": 3", "nheads = 4 is not a multiple of ngroups = 3"),
+        ("\"expand\": 2", "\"expand\": 3", "expand is 3, but num_heads * head_dim = 16 and hidden_size = 8"),
+        ("\"layer_norm_epsilon\": 0.00001", "\"layer_norm_epsilon\": NaN", "layer_norm_epsilon is NaN"),
+        ("\"layer_norm_epsilon\": 0.00001", "\"layer_norm_epsilon\": -1", "eps is -1"),
+        ("\"use_bias\": false", "\"use_bias\": 0", "use_bias is 0\n  help: use_bias is true or false"),
+        ("\"__float__\": \"Infinity\"", "\"__float__\": \"NaN\"", "time_step_limit is"),
+        ("\"vocab_size\": 11", "\"vocab_size\": 99999999999", "vocab_size is 99999999999"),
+        ("{", "[", "config.json: not valid JSON"),
+    ];
+    for (from, to, wanted) in rows {
+        let found = message(&with_config(from, to)?);
+        assert!(found.contains(wanted), "{to}: {found}");
+    }
+    assert_eq!(message(&with_config("\"chunk_size\": 256", "\"chunk_size\": Infinity")?), "loaded");
+    Ok(())
+}
+
+#[test]
+fn options_without_a_field_are_not_saved() -> Result {
+    let block = Mamba2Config { headdim: 4, ..Mamba2Config::seed(8) };
+    let config = LmConfig::new(block, 1, 5);
+    let error = checkpoint::save(&config, &init::lm(&config, 1)?).err().ok_or("saved")?;
+    assert!(matches!(error, CheckpointError::NotExpressible { .. }), "{error}");
+    let config = small();
+    let mut params = init::lm(&config, 1)?;
+    params.insert("backbone.norm_f.weight".into(), TensorData::i32([8], [1; 8])?);
+    let error = checkpoint::save(&config, &params).err().ok_or("saved")?;
+    assert!(error.to_string().starts_with("tensor backbone.norm_f.weight to be saved is i32[8], not f32[8]"), "{error}");
+    Ok(())
+}
