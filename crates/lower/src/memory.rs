@@ -17,7 +17,7 @@ mod slots;
 mod tests;
 
 use crate::error::LowerError;
-use crate::plan::{Access, Arg, Buffer, BufferKind, Cmd, Kernel, KernelId, Plan, PlanValueId, Resident, Resource, Slot, SlotId};
+use crate::plan::{Access, Arg, Cmd, Kernel, KernelId, Plan, PlanValueId, Resident, Resource, Slot, SlotId};
 use crate::step::{Step, StepArg, Steps};
 use crate::target::Target;
 use indexmap::{IndexMap, IndexSet};
@@ -239,32 +239,10 @@ fn narrow(idx: usize) -> u32 {
     u32::try_from(idx).unwrap_or(u32::MAX)
 }
 
-impl PlanValueId {
-    /// Index in [`Plan::values`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
 impl StepArg {
     /// Whether it binds several weights that lie in one buffer.
     #[must_use]
     pub const fn is_pack(&self) -> bool {
         !self.offsets_bytes.is_empty()
-    }
-}
-
-impl Buffer {
-    /// Name of the input, weight, state or output; none for a pack.
-    #[must_use]
-    pub fn name(&self) -> Option<&str> {
-        match &self.kind {
-            BufferKind::Input { name, .. }
-            | BufferKind::Param { name, .. }
-            | BufferKind::State { name, .. }
-            | BufferKind::Output { name, .. } => Some(name),
-            BufferKind::Pack { .. } => None,
-        }
     }
 }

@@ -4,6 +4,7 @@
 //! writes to that storage; from these tags alone [`crate::plan_verify`] proves that the plan is sound.
 
 use monopass_ir::TensorType;
+use std::fmt;
 
 /// An external buffer of the plan, printed `b3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -234,4 +235,160 @@ pub struct Plan {
     pub not_fused: Vec<String>,
     /// The most bytes of slot values that live at once: no assignment of slots can do with less.
     pub live_bytes: u64,
+}
+
+/// Sums over a plan, known before anything runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Bytes of weights, packs included.
+    pub params_bytes: u64,
+    /// Bytes of inputs and outputs.
+    pub io_bytes: u64,
+    /// Bytes of states, double-buffered ones counted twice.
+    pub states_bytes: u64,
+    /// Bytes of slots.
+    pub slots_bytes: u64,
+    /// Floating-point operations of a run.
+    pub flops: u64,
+    /// Bytes that a run moves through device memory.
+    pub bytes_moved: u64,
+}
+
+impl Totals {
+    /// Bytes of device memory that the plan takes in all.
+    #[must_use]
+    pub const fn memory_bytes(&self) -> u64 {
+        self.params_bytes.saturating_add(self.io_bytes).saturating_add(self.states_bytes).saturating_add(self.slots_bytes)
+    }
+}
+
+impl Plan {
+    /// Sums over buffers, slots and commands.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for buffer in &self.buffers {
+            let (sum, n_buffers) = match &buffer.kind {
+                BufferKind::Input { .. } | BufferKind::Output { .. } => (&mut totals.io_bytes, 1),
+                BufferKind::Param { .. } | BufferKind::Pack { .. } => (&mut totals.params_bytes, 1),
+                BufferKind::State { storage, .. } => (&mut totals.states_bytes, storage.n_buffers()),
+            };
+            *sum = sum.saturating_add(buffer.size_bytes.saturating_mul(n_buffers));
+        }
+        totals.slots_bytes = self.slots.iter().fold(0, |sum, slot| slot.size_bytes.saturating_add(sum));
+        totals.flops = self.cmds.iter().fold(0, |sum, cmd| cmd.flops.saturating_add(sum));
+        totals.bytes_moved = self.cmds.iter().fold(0, |sum, cmd| cmd.bytes_moved.saturating_add(sum));
+        totals
+    }
+}
+
+impl PlanValueId {
+    /// Index in [`Plan::values`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Buffer {
+    /// Name of the input, weight, state or output; none for a pack.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        match &self.kind {
+            BufferKind::Input { name, .. }
+            | BufferKind::Param { name, .. }
+            | BufferKind::State { name, .. }
+            | BufferKind::Output { name, .. } => Some(name),
+            BufferKind::Pack { .. } => None,
+        }
+    }
+
+    /// Type of the input, weight, state or output; none for a pack.
+    #[must_use]
+    pub const fn ty(&self) -> Option<&TensorType> {
+        match &self.kind {
+            BufferKind::Input { ty, .. } | BufferKind::Param { ty, .. } | BufferKind::State { ty, .. } | BufferKind::Output { ty, .. } => {
+                Some(ty)
+            }
+            BufferKind::Pack { .. } => None,
+        }
+    }
+}
+
+impl BufferKind {
+    /// The word for it: `input`, `param`, `pack`, `state` or `output`.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Input { .. } => "input",
+            Self::Param { .. } => "param",
+            Self::Pack { .. } => "pack",
+            Self::State { .. } => "state",
+            Self::Output { .. } => "output",
+        }
+    }
+}
+
+impl StateStorage {
+    /// The word for it: `constant`, `in_place` or `double`.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::InPlace => "in_place",
+            Self::Double => "double",
+        }
+    }
+
+    /// Buffers that the state takes.
+    #[must_use]
+    pub const fn n_buffers(self) -> u64 {
+        match self {
+            Self::Constant | Self::InPlace => 1,
+            Self::Double => 2,
+        }
+    }
+}
+
+impl Cmd {
+    /// Invocations in all, of a kernel of this workgroup size.
+    #[must_use]
+    pub fn invocations(&self, kernel: &Kernel) -> u64 {
+        self.workgroups.iter().chain(&kernel.workgroup_size).fold(1, |product, &n| u64::from(n).saturating_mul(product))
+    }
+}
+
+impl fmt::Display for BufferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "b{}", self.0)
+    }
+}
+
+impl fmt::Display for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s{}", self.0)
+    }
+}
+
+impl fmt::Display for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "k{}", self.0)
+    }
+}
+
+impl fmt::Display for PlanValueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+/// `b3`, `s3`, or `b3.new` for the buffer with a state's new content.
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Buffer(id) => write!(f, "{id}"),
+            Self::NewState(id) => write!(f, "{id}.new"),
+            Self::Slot(id) => write!(f, "{id}"),
+        }
+    }
 }

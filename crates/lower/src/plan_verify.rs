@@ -25,7 +25,7 @@ mod residents;
 mod tables;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::plan::{Buffer, BufferId, Kernel, KernelId, Plan, PlanValue, PlanValueId, Resource, Slot, SlotId};
 use crate::target::Target;

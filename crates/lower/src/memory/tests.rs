@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::{BindingSpec, StateStorage};
+use crate::plan::{BindingSpec, Buffer, BufferKind, StateStorage};
 use crate::plan_verify::verify_plan;
 use crate::step::{StepValue, Temp};
 use monopass_ir::{DType, GraphBuilder};

@@ -76,10 +76,10 @@ fn buffer_contract(id: BufferId, buffer: &Buffer, errors: &mut Vec<PlanError>) {
 fn buffer_values(plan: &Plan, id: BufferId, buffer: &Buffer, errors: &mut Vec<PlanError>) {
     for value_id in buffer.holds.into_iter().chain(buffer.receives) {
         let Some(known) = value(plan, value_id) else {
-            errors.push(PlanError::NoSuchValue { place: format!("{id:?}"), value: value_id });
+            errors.push(PlanError::NoSuchValue { place: id.to_string(), value: value_id });
             continue;
         };
-        if let Some(ty) = ty(buffer)
+        if let Some(ty) = buffer.ty()
             && words(ty) != known.size_bytes
         {
             errors.push(PlanError::TypeSize { buffer: id, value: value_id, ty_bytes: words(ty), value_bytes: known.size_bytes });
@@ -100,7 +100,7 @@ fn pack(plan: &Plan, id: BufferId, buffer: &Buffer, parts: &[PackPart], errors: 
         let name = || part.name.clone();
         let end_bytes = part.offset_bytes.saturating_add(words(&part.ty));
         match value(plan, part.value) {
-            None => errors.push(PlanError::NoSuchValue { place: format!("part `{}` of {id:?}", part.name), value: part.value }),
+            None => errors.push(PlanError::NoSuchValue { place: format!("part `{}` of {id}", part.name), value: part.value }),
             Some(known) if known.size_bytes != words(&part.ty) => {
                 let (ty_bytes, value_bytes) = (words(&part.ty), known.size_bytes);
                 errors.push(PlanError::TypeSize { buffer: id, value: part.value, ty_bytes, value_bytes });
@@ -169,7 +169,7 @@ fn residents(plan: &Plan, errors: &mut Vec<PlanError>) {
     for id in (0..plan.slots.len()).filter_map(|idx| u32::try_from(idx).ok()).map(SlotId) {
         for resident in slot(plan, id).into_iter().flat_map(|slot| &slot.residents) {
             if value(plan, resident.value).is_none() {
-                errors.push(PlanError::NoSuchValue { place: format!("{id:?}"), value: resident.value });
+                errors.push(PlanError::NoSuchValue { place: id.to_string(), value: resident.value });
             }
             let needs_bytes = value_bytes(plan, resident.value);
             let has_bytes = slot(plan, id).map_or(0, |slot| slot.size_bytes);
@@ -177,15 +177,6 @@ fn residents(plan: &Plan, errors: &mut Vec<PlanError>) {
                 errors.push(PlanError::SlotTooSmall { slot: id, value: resident.value, needs_bytes, has_bytes });
             }
         }
-    }
-}
-
-fn ty(buffer: &Buffer) -> Option<&TensorType> {
-    match &buffer.kind {
-        BufferKind::Input { ty, .. } | BufferKind::Param { ty, .. } | BufferKind::State { ty, .. } | BufferKind::Output { ty, .. } => {
-            Some(ty)
-        }
-        BufferKind::Pack { .. } => None,
     }
 }
 
