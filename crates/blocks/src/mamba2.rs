@@ -88,6 +88,24 @@ impl From<Io> for BlockGraph {
 /// States are called `conv_state` and `ssm_state`, as outputs `conv_state_out` and `ssm_state_out`. Batch and length are
 /// dynamic axes. `len` 1 is a decode step, 0 gives the states back.
 ///
+/// ```
+/// use monopass_blocks::{Io, Mamba2Config, init, mamba2};
+/// use monopass_ir::{TensorData, eval::{Interpreter, Tensors}};
+///
+/// let config = Mamba2Config { d_state: 16, headdim: 8, ..Mamba2Config::new(32) };
+/// let params = init::block(&config, 0)?;
+/// let mut states = Tensors::new();
+/// for len in [5, 1] {
+///     // Five tokens at once, then one more, which sees the five through the states.
+///     let graph = mamba2::graph(&config, 1, len, Io::Stateful)?;
+///     let u = TensorData::f32([1, len, 32], vec![0.5; len * 32])?;
+///     let outputs = Interpreter::new(&graph)?.run(&[("u".into(), u)].into(), &params, &mut states)?;
+///     assert_eq!(outputs["out"].shape(), [1, len, 32]);
+/// }
+/// assert_eq!(states["ssm_state"].shape(), [1, 8, 8, 16]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// Every inconsistency of the configuration, and sizes that are too large.
 pub fn graph(config: &Mamba2Config, batch: usize, len: usize, io: Io) -> Result<Graph, BuildErrors> {

@@ -52,6 +52,16 @@ const ROWS: &[Row] = &[
 const RUN_KEYS: &[&str] = &["chunk_hint", "block", "prefill"];
 
 impl Mamba2Config {
+    /// The block that a command line calls `name`, `mamba2` or `mamba2-seed`, of width `d_model`.
+    #[must_use]
+    pub fn named(name: &str, d_model: usize) -> Option<Self> {
+        match name {
+            "mamba2" => Some(Self::new(d_model)),
+            "mamba2-seed" => Some(Self::seed(d_model)),
+            _ => None,
+        }
+    }
+
     /// Changes the settings that `text` names, such as `d_model=256,d_state=16,dt_limit=0.1:inf,gate=false`.
     ///
     /// # Errors
