@@ -144,6 +144,7 @@ impl Graph {
     }
 
     /// Nodes in order.
+    #[must_use]
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> + '_ {
         self.order.iter().map(|&id| (id, &self.nodes[id]))
     }

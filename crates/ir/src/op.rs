@@ -236,7 +236,11 @@ macro_rules! builder_method {
             $(#[doc = $doc])+
             #[track_caller]
             #[must_use]
-            #[allow(clippy::too_many_arguments, reason = "operands and attributes of the op, in the order of the table")]
+            #[allow(
+                clippy::too_many_arguments,
+                clippy::should_implement_trait,
+                reason = "operands and attributes of the op, in the order of the table; the operators exist, too"
+            )]
             pub fn $method(self $(, $x: operand_ty!('g $k))* $(, $a: impl Into<$t>)*) -> result_ty!('g $($r)+) {
                 #[allow(unused_mut, reason = "an op of one operand pushes no more")]
                 let mut operands = vec![Some(self)];

@@ -108,7 +108,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
             let (lo, hi) = (R::from_f64(*lo), R::from_f64(*hi));
             real(x, move |x| min(max(x, lo), hi))
         }
-        Op::Not {} => Ok(bools(ty, map1(bool_of(op, x)?, |x| !x)?)),
+        Op::Not {} => Ok(bools(ty, map1(&bool_of(op, x)?, |x| !x)?)),
         Op::Cast { dtype } => cast(x, *dtype),
         Op::Add {} => arithmetic(x, operands.take(op, 1)?, ty, |x, y| x + y, i32::wrapping_add, u32::wrapping_add),
         Op::Sub {} => arithmetic(x, operands.take(op, 1)?, ty, |x, y| x - y, i32::wrapping_sub, u32::wrapping_sub),
@@ -184,12 +184,12 @@ fn cast<'a, R: Real>(x: Array<'a, R>, dtype: DType) -> Result<Array<'a, R>, Eval
     }
     let shape = x.shape.clone();
     let data = match (x.data, dtype) {
-        (Data::I32(v), DType::U32) => Data::U32(map1(v, i32::cast_unsigned)?.into()),
-        (Data::U32(v), DType::I32) => Data::I32(map1(v, u32::cast_signed)?.into()),
-        (Data::I32(v), DType::Bool) => Data::Bool(map1(v, |x| x != 0)?.into()),
-        (Data::U32(v), DType::Bool) => Data::Bool(map1(v, |x| x != 0)?.into()),
-        (Data::Bool(v), DType::I32) => Data::I32(map1(v, i32::from)?.into()),
-        (Data::Bool(v), DType::U32) => Data::U32(map1(v, u32::from)?.into()),
+        (Data::I32(v), DType::U32) => Data::U32(map1(&v, i32::cast_unsigned)?.into()),
+        (Data::U32(v), DType::I32) => Data::I32(map1(&v, u32::cast_signed)?.into()),
+        (Data::I32(v), DType::Bool) => Data::Bool(map1(&v, |x| x != 0)?.into()),
+        (Data::U32(v), DType::Bool) => Data::Bool(map1(&v, |x| x != 0)?.into()),
+        (Data::Bool(v), DType::I32) => Data::I32(map1(&v, i32::from)?.into()),
+        (Data::Bool(v), DType::U32) => Data::U32(map1(&v, u32::from)?.into()),
         (data, _) => return cast_real(Array { shape, data }, dtype),
     };
     Ok(Array { shape, data })
@@ -199,16 +199,16 @@ fn cast<'a, R: Real>(x: Array<'a, R>, dtype: DType) -> Result<Array<'a, R>, Eval
 fn cast_real<'a, R: Real>(x: Array<'a, R>, dtype: DType) -> Result<Array<'a, R>, EvalError> {
     let shape = x.shape.clone();
     let reals: Store<'a, R> = match x.data {
-        Data::I32(v) => map1(v, |x| R::from_f64(f64::from(x)))?.into(),
-        Data::U32(v) => map1(v, |x| R::from_f64(f64::from(x)))?.into(),
-        Data::Bool(v) => map1(v, |x| if x { R::ONE } else { R::ZERO })?.into(),
+        Data::I32(v) => map1(&v, |x| R::from_f64(f64::from(x)))?.into(),
+        Data::U32(v) => map1(&v, |x| R::from_f64(f64::from(x)))?.into(),
+        Data::Bool(v) => map1(&v, |x| if x { R::ONE } else { R::ZERO })?.into(),
         Data::F32(_) | Data::F16(_) | Data::Bf16(_) => x.into_reals()?,
     };
     let data = match dtype {
         DType::F32 | DType::F16 | DType::Bf16 => return Array::store(&shape, dtype, reals),
-        DType::I32 => Data::I32(map1(reals, R::to_i32)?.into()),
-        DType::U32 => Data::U32(map1(reals, R::to_u32)?.into()),
-        DType::Bool => Data::Bool(map1(reals, |x| x != R::ZERO)?.into()),
+        DType::I32 => Data::I32(map1(&reals, R::to_i32)?.into()),
+        DType::U32 => Data::U32(map1(&reals, R::to_u32)?.into()),
+        DType::Bool => Data::Bool(map1(&reals, |x| x != R::ZERO)?.into()),
     };
     Ok(Array { shape, data })
 }
@@ -222,8 +222,8 @@ fn arithmetic<'a, R: Real>(
     uint: impl Fn(u32, u32) -> u32 + Send + Sync,
 ) -> Result<Array<'a, R>, EvalError> {
     let data = match (lhs.data, rhs.data) {
-        (Data::I32(a), Data::I32(b)) => Data::I32(map2((a, &lhs.shape), (b, &rhs.shape), ty, int)?.into()),
-        (Data::U32(a), Data::U32(b)) => Data::U32(map2((a, &lhs.shape), (b, &rhs.shape), ty, uint)?.into()),
+        (Data::I32(a), Data::I32(b)) => Data::I32(map2((&a, &lhs.shape), (&b, &rhs.shape), ty, int)?.into()),
+        (Data::U32(a), Data::U32(b)) => Data::U32(map2((&a, &lhs.shape), (&b, &rhs.shape), ty, uint)?.into()),
         (a, b) => return real2(Array { shape: lhs.shape, data: a }, Array { shape: rhs.shape, data: b }, ty, real),
     };
     Ok(Array { shape: ty.shape.clone(), data })
@@ -236,7 +236,7 @@ fn real2<'a, R: Real>(
     f: impl Fn(R, R) -> R + Send + Sync,
 ) -> Result<Array<'a, R>, EvalError> {
     let (lhs_shape, rhs_shape) = (lhs.shape.clone(), rhs.shape.clone());
-    let out = map2_same((lhs.into_reals()?, &lhs_shape), (rhs.into_reals()?, &rhs_shape), ty, f)?;
+    let out = map2_same((lhs.into_reals()?, &lhs_shape), (&rhs.into_reals()?, &rhs_shape), ty, f)?;
     Array::store(&ty.shape, ty.dtype, out.into())
 }
 
@@ -248,13 +248,13 @@ fn comparison<'a, R: Real>(
     holds: impl Fn(Option<Ordering>) -> bool + Send + Sync,
 ) -> Result<Array<'a, R>, EvalError> {
     let out = match (lhs.data, rhs.data) {
-        (Data::I32(a), Data::I32(b)) => map2((a, &lhs.shape), (b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y))),
-        (Data::U32(a), Data::U32(b)) => map2((a, &lhs.shape), (b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y))),
-        (Data::Bool(a), Data::Bool(b)) => map2((a, &lhs.shape), (b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y))),
+        (Data::I32(a), Data::I32(b)) => map2((&a, &lhs.shape), (&b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y))),
+        (Data::U32(a), Data::U32(b)) => map2((&a, &lhs.shape), (&b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y))),
+        (Data::Bool(a), Data::Bool(b)) => map2((&a, &lhs.shape), (&b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y))),
         (a, b) => {
             let a = Array { shape: Vec::new(), data: a }.into_reals()?;
             let b = Array { shape: Vec::new(), data: b }.into_reals()?;
-            map2((a, &lhs.shape), (b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y)))
+            map2((&a, &lhs.shape), (&b, &rhs.shape), ty, |x, y| holds(x.partial_cmp(&y)))
         }
     }?;
     Ok(bools(ty, out))
@@ -268,7 +268,7 @@ fn logic<'a, R: Real>(
     f: impl Fn(bool, bool) -> bool + Send + Sync,
 ) -> Result<Array<'a, R>, EvalError> {
     let (lhs_shape, rhs_shape) = (lhs.shape.clone(), rhs.shape.clone());
-    Ok(bools(ty, map2((bool_of(op, lhs)?, &lhs_shape), (bool_of(op, rhs)?, &rhs_shape), ty, f)?))
+    Ok(bools(ty, map2((&bool_of(op, lhs)?, &lhs_shape), (&bool_of(op, rhs)?, &rhs_shape), ty, f)?))
 }
 
 fn select<'a, R: Real>(
@@ -308,10 +308,7 @@ fn choose<T: Copy + Default + Send + Sync>(loops: &Loops<3>, n: usize, cond: &[b
     Ok(out)
 }
 
-/// Elements of an operand and its shape.
-type Operand<'a, 's, T> = (Store<'a, T>, &'s [usize]);
-
-fn map1<T: Copy + Send + Sync, U: Copy + Default + Send>(x: Store<T>, f: impl Fn(T) -> U + Send + Sync) -> Result<Vec<U>, EvalError> {
+fn map1<T: Copy + Send + Sync, U: Copy + Default + Send>(x: &[T], f: impl Fn(T) -> U + Send + Sync) -> Result<Vec<U>, EvalError> {
     let mut out = zeroed(x.len())?;
     for_chunks(&mut out, GRAIN, |start, chunk| {
         for (to, &x) in chunk.iter_mut().zip(&x[start..]) {
@@ -328,11 +325,11 @@ fn map_same<'a, T: Copy + Default + Send + Sync>(x: Store<'a, T>, f: impl Fn(T) 
             for_chunks(&mut own, GRAIN, |_, chunk| chunk.iter_mut().for_each(|x| *x = f(*x)));
             Ok(own.into())
         }
-        Err(shared) => map1(shared, f).map(Into::into),
+        Err(shared) => map1(&shared, f).map(Into::into),
     }
 }
 
-fn map2<T, U, F>(lhs: Operand<T>, rhs: Operand<T>, ty: &TensorType, f: F) -> Result<Vec<U>, EvalError>
+fn map2<T, U, F>(lhs: (&[T], &[usize]), rhs: (&[T], &[usize]), ty: &TensorType, f: F) -> Result<Vec<U>, EvalError>
 where
     T: Copy + Send + Sync,
     U: Copy + Default + Send,
@@ -340,7 +337,7 @@ where
 {
     let strides = [broadcast_strides(lhs.1, &ty.shape), broadcast_strides(rhs.1, &ty.shape)];
     let loops = Loops::new(&ty.shape, [&strides[0], &strides[1]]);
-    let (lhs, rhs) = (&*lhs.0, &*rhs.0);
+    let (lhs, rhs) = (lhs.0, rhs.0);
     let mut out = zeroed(count(&ty.shape)?)?;
     for_chunks(&mut out, GRAIN, |start, chunk| {
         loops.for_runs(start..start + chunk.len(), |part, [a, b]| {
@@ -357,20 +354,20 @@ where
 }
 
 /// As [`map2`], into the left operand where nobody else holds it and it has the result's shape.
-fn map2_same<T, F>(lhs: Operand<T>, rhs: Operand<T>, ty: &TensorType, f: F) -> Result<Vec<T>, EvalError>
+fn map2_same<T, F>(lhs: (Store<T>, &[usize]), rhs: (&[T], &[usize]), ty: &TensorType, f: F) -> Result<Vec<T>, EvalError>
 where
     T: Copy + Default + Send + Sync,
     F: Fn(T, T) -> T + Send + Sync,
 {
     if lhs.1 != ty.shape {
-        return map2(lhs, rhs, ty, f);
+        return map2((&lhs.0, lhs.1), rhs, ty, f);
     }
     let mut out = match lhs.0.try_into_vec() {
         Ok(own) => own,
-        Err(shared) => return map2((shared, lhs.1), rhs, ty, f),
+        Err(shared) => return map2((&shared, lhs.1), rhs, ty, f),
     };
     let loops = Loops::new(&ty.shape, [&broadcast_strides(rhs.1, &ty.shape)]);
-    let rhs = &*rhs.0;
+    let rhs = rhs.0;
     for_chunks(&mut out, GRAIN, |start, chunk| {
         loops.for_runs(start..start + chunk.len(), |part, [b]| {
             let out = chunk[part].iter_mut();

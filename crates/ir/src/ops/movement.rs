@@ -7,6 +7,7 @@ use crate::op::Op;
 use crate::types::{DType, TensorType, broadcast_shapes, dense_strides, n_elems};
 
 /// Typing rules of the movement ops.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the dispatch, which names every op, hands over only these")]
 pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
     if let Op::Iota { shape, axis, dtype } = op {
         if *axis >= shape.len() || !matches!(dtype, DType::F32 | DType::I32 | DType::U32) {
@@ -87,18 +88,18 @@ fn concat(op: &Op, operands: &OperandTypes, axis: usize) -> Result<Vec<usize>, T
 }
 
 /// Value of a movement op.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the dispatch, which names every op, hands over only these")]
 pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &TensorType) -> Result<Array<'a, R>, EvalError> {
     let shape = ty.shape.clone();
-    match op {
-        Op::Iota { axis, .. } => return iota(ty, *axis),
-        Op::Concat { axis } => return join(op, operands.take_all(), *axis, shape),
-        _ => {}
+    if let Op::Iota { axis, .. } = op {
+        return iota(ty, *axis);
+    }
+    if let Op::Concat { axis } = op {
+        return join(op, operands.take_all(), *axis, shape);
     }
     let x = operands.take(op, 0)?;
-    if x.shape == shape {
-        if !matches!(op, Op::Permute { .. }) {
-            return Ok(x);
-        }
+    if x.shape == shape && !matches!(op, Op::Permute { .. }) {
+        return Ok(x);
     }
     let strides = dense_strides(&x.shape);
     let data = match op {

@@ -21,12 +21,12 @@ fn naive_conv(x: &TensorData, w: &TensorData, bias: &[f32], state: &[f32], reset
         for t in 0..len as isize {
             for c in 0..channels {
                 let terms = (0..taps).map(|j| f64::from(w[c * taps + j]) * seen(b, c, t, t - past as isize + j as isize));
-                y.push((f64::from(bias[c]) + terms.sum::<f64>()) as f32);
+                y.push(narrow(f64::from(bias[c]) + terms.sum::<f64>()));
             }
         }
         for c in 0..channels {
             for i in 0..past as isize {
-                window.push(seen(b, c, len as isize - 1, len as isize - past as isize + i) as f32);
+                window.push(narrow(seen(b, c, len as isize - 1, len as isize - past as isize + i)));
             }
         }
     }
@@ -120,7 +120,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// log_decay, v, k, q, s0.
+    /// The five operands in order.
     fn operands(&self) -> [TensorData; 5] {
         let Self { batch, len, heads, groups, ranks, headdim, d_state } = *self;
         let decay: Vec<f32> = noise(batch * len * heads, 1).iter().map(|x| -x.abs()).collect();
@@ -153,13 +153,13 @@ impl Sizes {
                         }
                         for r in 0..ranks {
                             let sum: f64 = row.iter().enumerate().map(|(n, s)| s * q[(group * ranks + r) * d_state + n]).sum();
-                            y[((token * heads + h) * ranks + r) * headdim + p] = sum as f32;
+                            y[((token * heads + h) * ranks + r) * headdim + p] = narrow(sum);
                         }
                     }
                 }
             }
         }
-        let s: Vec<f32> = s.into_iter().map(|x| x as f32).collect();
+        let s: Vec<f32> = s.into_iter().map(narrow).collect();
         [f32s(&[batch, len, heads, ranks, headdim], &y), f32s(&[batch, heads, headdim, d_state], &s)]
     }
 }

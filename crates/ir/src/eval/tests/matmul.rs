@@ -11,7 +11,7 @@ fn naive(lhs: &[f32], rhs: &[f32], [batch, m, k, n]: [usize; 4], rhs_is_batched:
         for row in 0..m {
             for column in 0..n {
                 let term = |i: usize| f64::from(lhs[(b * m + row) * k + i]) * f64::from(rhs[i * n + column]);
-                out.push((0..k).map(term).sum::<f64>() as f32);
+                out.push(narrow((0..k).map(term).sum::<f64>()));
             }
         }
     }

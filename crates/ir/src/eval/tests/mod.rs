@@ -32,6 +32,11 @@ fn noisy(shape: &[usize], seed: u32) -> TensorData {
     TensorData::f32(shape, noise(shape.iter().product(), seed)).unwrap()
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "expected values are worked out in f64")]
+fn narrow(x: f64) -> f32 {
+    x as f32
+}
+
 fn bools(shape: &[usize], elements: &[bool]) -> TensorData {
     TensorData::new(shape, Elements::Bool(elements.to_vec())).unwrap()
 }

@@ -71,7 +71,7 @@ fn every_value_is_observed_in_order() -> Fallible<()> {
     let y = x * 3.0;
     let unused = y.neg();
     builder.output("y", y);
-    let types = [x, y, unused].map(|x| x.ty());
+    let types = [x, y, unused].map(Tensor::ty);
     let graph = builder.finish()?;
     let mut seen = Vec::new();
     let inputs = named([("x", f32s(&[2], &[1.0, 2.0]))]);
