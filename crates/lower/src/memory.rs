@@ -85,7 +85,7 @@ impl Group {
     fn tenant(&self) -> slots::Tenant {
         let first = self.members.values().map(|range| range.0).min().unwrap_or(0);
         let last = self.members.values().map(|range| range.1).max().unwrap_or(0);
-        slots::Tenant { size_bytes: self.size_bytes.max(4), first, last }
+        slots::Tenant { size_bytes: self.size_bytes.max(16), first, last }
     }
 }
 

@@ -24,7 +24,7 @@ pub struct PlanValueId(pub u32);
 pub struct PlanValue {
     /// `%12` for a graph value, `%12.carry` for an intermediate of the kernel that computes `%12`.
     pub label: String,
-    /// Bytes it takes, padded to whole 32-bit words.
+    /// Bytes it takes, padded to a multiple of 16.
     pub size_bytes: u64,
 }
 
@@ -97,7 +97,7 @@ pub enum StateStorage {
 pub struct Buffer {
     /// What for.
     pub kind: BufferKind,
-    /// Bytes, padded to whole 32-bit words; at least 4.
+    /// Bytes, padded to multiples of 16; at least 16.
     pub size_bytes: u64,
     /// The value that the buffer holds before the run: an input, weight or state's old content. None for outputs.
     pub holds: Option<PlanValueId>,
@@ -108,7 +108,7 @@ pub struct Buffer {
 /// A pooled buffer, reused by values whose live ranges do not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Bytes, padded to whole 32-bit words; at least 4.
+    /// Bytes, padded to multiples of 16; at least 16.
     pub size_bytes: u64,
     /// Who lives in it, and in which commands (first write to last read).
     pub residents: Vec<Resident>,

@@ -167,6 +167,7 @@ fn check_bindings(module: &Module, kernel: &Kernel, faults: &mut Vec<String>) {
 }
 
 /// The sizes are the last binding, a uniform struct of as many u32 as the kernel declares.
+#[expect(clippy::wildcard_enum_match_arm, reason = "any other of naga's types is wrong here")]
 fn check_dims(module: &Module, variable: Option<&GlobalVariable>, n_dims: usize, faults: &mut Vec<String>) {
     let Some(variable) = variable else {
         faults.push(format!("the kernel declares {n_dims} sizes, but the last binding, a uniform, is missing"));
@@ -176,7 +177,6 @@ fn check_dims(module: &Module, variable: Option<&GlobalVariable>, n_dims: usize,
         TypeInner::Struct { members, .. } => {
             members.len() == n_dims && members.iter().all(|member| module.types[member.ty].inner == TypeInner::Scalar(Scalar::U32))
         }
-        #[expect(clippy::wildcard_enum_match_arm, reason = "any other of naga's types is wrong here")]
         _ => false,
     };
     if variable.space != AddressSpace::Uniform || !is_struct_of_u32 {

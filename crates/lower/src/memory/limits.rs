@@ -10,7 +10,7 @@ use monopass_ir::{Graph, ValueId};
 /// Checks the size of every value against what one buffer and one binding may have.
 pub(super) fn check_values(graph: &Graph, places: &Places, temps: &[Temp], target: &Target) -> Result<(), LowerError> {
     let (limit, name) = binding_limit(target);
-    for (value, known) in places.iter().filter(|(_, known)| known.size_bytes > limit) {
+    if let Some((value, known)) = places.iter().find(|(_, known)| known.size_bytes > limit) {
         let (of, what) = match value {
             StepValue::Graph(id) => (Some(id), format!("{} {}", known.label, graph.ty(id))),
             StepValue::Temp(idx) => (temps.get(idx).map(|temp| temp.of), known.label.clone()),
@@ -21,7 +21,7 @@ pub(super) fn check_values(graph: &Graph, places: &Places, temps: &[Temp], targe
             help: smaller(graph, value, limit),
         });
     }
-    for buffer in places.buffers.iter().filter(|buffer| buffer.size_bytes > limit) {
+    if let Some(buffer) = places.buffers.iter().find(|buffer| buffer.size_bytes > limit) {
         return Err(LowerError::Limit {
             what: format!("a pack of weights takes {} bytes; {} has {name} = {limit}", buffer.size_bytes, target.name),
             site: Box::default(),
@@ -62,9 +62,11 @@ pub(super) fn check_step(graph: &Graph, step: &Step, target: &Target) -> Result<
 
 /// Workgroups in x, y, z, at least `n_workgroups` together; the kernel ignores those that are over.
 pub(super) fn fold(n_workgroups: u64, most: u32) -> Option<[u32; 3]> {
-    let x = n_workgroups.min(u64::from(most)).max(1);
-    let y = u32::try_from(n_workgroups.div_ceil(x)).ok()?;
-    (y <= most).then_some([u32::try_from(x).ok()?, y, 1])
+    let y = n_workgroups.div_ceil(u64::from(most).max(1)).max(1);
+    // As even as it gets: at most y - 1 workgroups are over.
+    let x = n_workgroups.div_ceil(y).max(1);
+    let (x, y) = (u32::try_from(x).ok()?, u32::try_from(y).ok()?);
+    (x <= most && y <= most).then_some([x, y, 1])
 }
 
 /// The smaller of what a buffer and a binding may have.

@@ -184,7 +184,7 @@ impl Places {
             let mut parts = key.iter().map(|&(value, offset)| self.pack_part(graph, value, offset)).collect::<Result<Vec<_>, _>>()?;
             parts.sort_by_key(|part| part.offset_bytes);
             let end = |part: &PackPart| part.offset_bytes.saturating_add(self.values[part.value.index()].size_bytes);
-            let size_bytes = parts.iter().map(end).max().unwrap_or(0);
+            let size_bytes = words(parts.iter().map(end).max().unwrap_or(0));
             let buffer = self.add_buffer(BufferKind::Pack { parts }, size_bytes, None, None);
             self.packs.insert(key, buffer);
         }
@@ -233,7 +233,7 @@ impl Places {
     }
 
     fn add_buffer(&mut self, kind: BufferKind, size_bytes: u64, holds: Option<PlanValueId>, receives: Option<PlanValueId>) -> BufferId {
-        self.buffers.push(Buffer { kind, size_bytes: size_bytes.max(4), holds, receives });
+        self.buffers.push(Buffer { kind, size_bytes: size_bytes.max(16), holds, receives });
         BufferId(narrow(self.buffers.len() - 1))
     }
 }
@@ -269,5 +269,5 @@ fn make_labels_unique(values: &mut [PlanValue]) {
 
 /// Bytes padded to whole 32-bit words.
 fn words(size_bytes: u64) -> u64 {
-    size_bytes.saturating_add(3) & !3
+    size_bytes.saturating_add(15) & !15
 }

@@ -94,7 +94,7 @@ fn external_values_have_buffers_and_the_rest_slots() {
     let plan = plan_of(&net, three_steps(&net), Vec::new()).unwrap();
     let names: Vec<Option<&str>> = plan.buffers.iter().map(Buffer::name).collect();
     assert_eq!(names, [Some("x"), Some("w"), Some("v"), Some("s"), Some("y")]);
-    assert_eq!(plan.buffers.iter().map(|buffer| buffer.size_bytes).collect::<Vec<_>>(), [400, 400, 8, 400, 400]);
+    assert_eq!(plan.buffers.iter().map(|buffer| buffer.size_bytes).collect::<Vec<_>>(), [400, 400, 16, 400, 400]);
     assert!(matches!(plan.buffers[3].kind, BufferKind::State { storage: StateStorage::Double, .. }));
     assert_eq!((plan.slots.len(), plan.slots[0].residents[0].first_cmd, plan.slots[0].residents[0].last_cmd), (1, 0, 1));
     assert_eq!(plan.kernels.len(), 2);
@@ -114,7 +114,7 @@ fn an_update_in_place_takes_the_buffer_of_its_state() {
     assert_eq!((plan.buffers[3].holds.is_some(), plan.buffers[3].receives.is_some()), (true, true));
     let arg = &plan.cmds[2].args[0];
     assert_eq!((arg.resource, arg.access), (Resource::Buffer(crate::plan::BufferId(3)), Access::ReadWrite));
-    assert_eq!(plan.cmds[2].bytes_moved, 3 * 28);
+    assert_eq!(plan.cmds[2].bytes_moved, 3 * 32);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn weights_of_a_pack_have_one_buffer_each_list() {
     steps[2] = step("packed too", &[(&[net.s], None), (&[net.w, net.v], None), (&[], Some(net.u))]);
     let plan = plan_of(&net, steps, Vec::new()).unwrap();
     let packs: Vec<&Buffer> = plan.buffers.iter().filter(|buffer| matches!(buffer.kind, BufferKind::Pack { .. })).collect();
-    assert_eq!((packs.len(), packs[0].size_bytes, plan.buffers.len()), (1, 256 + 8, 4));
+    assert_eq!((packs.len(), packs[0].size_bytes, plan.buffers.len()), (1, 256 + 16, 4));
     assert_eq!(plan.cmds[0].args[1].resource, plan.cmds[2].args[1].resource);
 }
 
@@ -161,11 +161,11 @@ fn empty_values_have_storage_and_no_step() {
     }
     let plan = plan_of(&net, steps, Vec::new()).unwrap();
     assert_eq!((plan.cmds.len(), plan.buffers.len()), (0, 5));
-    assert!(plan.buffers.iter().all(|buffer| buffer.size_bytes >= 4));
+    assert!(plan.buffers.iter().all(|buffer| buffer.size_bytes >= 16));
     let mut steps = three_steps(&net);
     steps[0].n_workgroups = 0;
     let plan = plan_of(&net, steps, Vec::new()).unwrap();
-    assert_eq!((plan.cmds.len(), plan.slots.len(), plan.slots[0].size_bytes), (2, 1, 4));
+    assert_eq!((plan.cmds.len(), plan.slots.len(), plan.slots[0].size_bytes), (2, 1, 16));
 }
 
 #[test]
@@ -235,7 +235,8 @@ fn limits_are_named_with_place_and_what_fits() {
 fn workgroups_are_folded() {
     assert_eq!(limits::fold(1, 65535), Some([1, 1, 1]));
     assert_eq!(limits::fold(65535, 65535), Some([65535, 1, 1]));
-    assert_eq!(limits::fold(65536, 65535), Some([65535, 2, 1]));
+    assert_eq!(limits::fold(65536, 65535), Some([32768, 2, 1]));
+    assert_eq!(limits::fold(65537, 65535), Some([32769, 2, 1]));
     assert_eq!(limits::fold(65535 * 65535, 65535), Some([65535, 65535, 1]));
     assert_eq!(limits::fold(65535 * 65535 + 1, 65535), None);
 }

@@ -38,11 +38,11 @@ pub enum PlanError {
     /// Two values have one label.
     #[error("two values are labelled `{label}`")]
     SameLabel { label: String },
-    /// A value is not whole words.
-    #[error("{value} takes {size_bytes} bytes, which are no whole words")]
+    /// A value is not padded.
+    #[error("{value} takes {size_bytes} bytes, which is no multiple of 16")]
     UnpaddedValue { value: PlanValueId, size_bytes: u64 },
-    /// A buffer or slot is not whole words, or empty.
-    #[error("{resource} has {size_bytes} bytes; storage has whole words and at least one")]
+    /// A buffer or slot is not padded, or empty.
+    #[error("{resource} has {size_bytes} bytes; storage has a multiple of 16, and at least 16")]
     UnpaddedStorage { resource: Resource, size_bytes: u64 },
     /// Two buffers of one kind have one name.
     #[error("two {kind} buffers are named `{name}`")]

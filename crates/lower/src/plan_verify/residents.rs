@@ -77,7 +77,7 @@ fn live_bytes(plan: &Plan, lives: &[Lives]) -> u64 {
         let mut tenant = vec![0u64; plan.cmds.len()];
         for (&value, &(first, last)) in lives {
             for bytes in tenant.iter_mut().take(last + 1).skip(first) {
-                *bytes = (*bytes).max(value_bytes(plan, value).max(4));
+                *bytes = (*bytes).max(value_bytes(plan, value).max(16));
             }
         }
         for (sum, bytes) in live.iter_mut().zip(tenant) {

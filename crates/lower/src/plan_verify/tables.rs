@@ -30,7 +30,7 @@ fn values(plan: &Plan, errors: &mut Vec<PlanError>) {
         if !seen.insert(&value.label) {
             errors.push(PlanError::SameLabel { label: value.label.clone() });
         }
-        if !value.size_bytes.is_multiple_of(4) {
+        if !value.size_bytes.is_multiple_of(16) {
             errors.push(PlanError::UnpaddedValue { value: id, size_bytes: value.size_bytes });
         }
     }
@@ -47,7 +47,7 @@ fn storage_sizes(plan: &Plan, errors: &mut Vec<PlanError>) {
     let buffers = (0..).map(|id| Resource::Buffer(BufferId(id))).zip(plan.buffers.iter().map(|buffer| buffer.size_bytes));
     let slots = (0..).map(|id| Resource::Slot(SlotId(id))).zip(plan.slots.iter().map(|slot| slot.size_bytes));
     for (resource, size_bytes) in buffers.chain(slots) {
-        if size_bytes < 4 || !size_bytes.is_multiple_of(4) {
+        if size_bytes < 16 || !size_bytes.is_multiple_of(16) {
             errors.push(PlanError::UnpaddedStorage { resource, size_bytes });
         }
     }
@@ -80,9 +80,9 @@ fn buffer_values(plan: &Plan, id: BufferId, buffer: &Buffer, errors: &mut Vec<Pl
             continue;
         };
         if let Some(ty) = buffer.ty()
-            && words(ty) != known.size_bytes
+            && padded(ty) != known.size_bytes
         {
-            errors.push(PlanError::TypeSize { buffer: id, value: value_id, ty_bytes: words(ty), value_bytes: known.size_bytes });
+            errors.push(PlanError::TypeSize { buffer: id, value: value_id, ty_bytes: padded(ty), value_bytes: known.size_bytes });
         }
         if known.size_bytes > buffer.size_bytes {
             let (needs_bytes, has_bytes) = (known.size_bytes, buffer.size_bytes);
@@ -98,11 +98,11 @@ fn pack(plan: &Plan, id: BufferId, buffer: &Buffer, parts: &[PackPart], errors: 
     let mut end_before = 0;
     for part in parts {
         let name = || part.name.clone();
-        let end_bytes = part.offset_bytes.saturating_add(words(&part.ty));
+        let end_bytes = part.offset_bytes.saturating_add(part.ty.size_bytes());
         match value(plan, part.value) {
             None => errors.push(PlanError::NoSuchValue { place: format!("part `{}` of {id}", part.name), value: part.value }),
-            Some(known) if known.size_bytes != words(&part.ty) => {
-                let (ty_bytes, value_bytes) = (words(&part.ty), known.size_bytes);
+            Some(known) if known.size_bytes != padded(&part.ty) => {
+                let (ty_bytes, value_bytes) = (padded(&part.ty), known.size_bytes);
                 errors.push(PlanError::TypeSize { buffer: id, value: part.value, ty_bytes, value_bytes });
             }
             Some(_) => {}
@@ -180,6 +180,7 @@ fn residents(plan: &Plan, errors: &mut Vec<PlanError>) {
     }
 }
 
-fn words(ty: &TensorType) -> u64 {
-    ty.size_bytes().div_ceil(4).saturating_mul(4)
+/// Bytes of a value of its own: kernels read four words at a time, so it is padded to them.
+fn padded(ty: &TensorType) -> u64 {
+    ty.size_bytes().div_ceil(16).saturating_mul(16)
 }

@@ -269,16 +269,15 @@ fn pointee(expressions: &Arena<Expression>, mut pointer: Handle<Expression>) -> 
 }
 
 /// Memory that no invocation of the dispatch writes.
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other space is written by invocations")]
 fn is_read_only(space: AddressSpace) -> bool {
     match space {
         AddressSpace::Uniform | AddressSpace::Immediate => true,
         AddressSpace::Storage { access } => !access.contains(StorageAccess::STORE),
-        #[expect(clippy::wildcard_enum_match_arm, reason = "every other space is written by invocations")]
         _ => false,
     }
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "every other built-in differs between invocations")]
 fn is_uniform_builtin(binding: Option<&Binding>) -> bool {
     match binding {
         Some(Binding::BuiltIn(builtin)) => matches!(
