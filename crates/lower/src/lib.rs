@@ -3,6 +3,10 @@
 //! In reading order: [`target`] (limits as data), [`dynamic`] (which sizes vary between runs), [`emit`] (WGSL of a value
 //! at an index), [`kernels`] (kernel families), [`step`] (kernels before storage is assigned), [`plan`] (what comes out),
 //! [`error`].
+//!
+//! Around these: [`validate`] (every kernel, before a driver sees it), [`memory`] (from steps to a plan), [`plan_verify`]
+//! (proves a plan sound from the plan alone), [`plan_text`], [`plan_json`] and [`plan_html`] (a plan for readers),
+//! [`dump`] (where texts go).
 
 pub mod dump;
 pub mod dynamic;

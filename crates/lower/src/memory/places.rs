@@ -267,7 +267,7 @@ fn make_labels_unique(values: &mut [PlanValue]) {
     }
 }
 
-/// Bytes padded to whole 32-bit words.
+/// Bytes padded to four words, as many as kernels read at a time.
 fn words(size_bytes: u64) -> u64 {
     size_bytes.saturating_add(15) & !15
 }
