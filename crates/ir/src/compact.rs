@@ -28,7 +28,8 @@ pub fn compact_with_map(graph: &Graph) -> (Graph, SecondaryMap<ValueId, ValueId>
         let results = compacted.push(node.kind.clone(), operands, types, node.scope.clone(), node.location);
         values.extend(node.results.iter().copied().zip(results));
     }
-    let rename = |list: &[Named]| list.iter().map(|named| Named { name: named.name.clone(), value: new_value(&values, named.value) }).collect();
+    let rename =
+        |list: &[Named]| list.iter().map(|named| Named { name: named.name.clone(), value: new_value(&values, named.value) }).collect();
     compacted.outputs = rename(&graph.outputs);
     compacted.updates = rename(&graph.updates);
     (compacted, values)

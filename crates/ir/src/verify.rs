@@ -271,5 +271,6 @@ impl<'g> Verifier<'g> {
 }
 
 fn list<'a>(types: impl Iterator<Item = &'a TensorType>) -> String {
-    types.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    let types: Vec<String> = types.map(ToString::to_string).collect();
+    if types.is_empty() { "none".to_owned() } else { types.join(", ") }
 }

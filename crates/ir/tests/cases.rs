@@ -1,24 +1,42 @@
-//! Guards the text form on every file of `tests/cases`: it parses, verifies, and prints as it stands.
+//! Guards the files of `tests/cases`: each parses, verifies and prints as it stands, and every op has one of its name.
 
-use monopass_ir::text;
+use monopass_ir::op::{OPS, Op};
+use monopass_ir::{Graph, text};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+/// The text and graph of each case by name.
+fn cases() -> BTreeMap<String, (String, Graph)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases");
+    let mut cases = BTreeMap::new();
+    for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.unwrap_or_else(|error| panic!("{error}")).path();
+        if path.extension().is_some_and(|extension| extension == "ir") {
+            let content = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let graph = text::parse_one(&content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            cases.insert(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default(), (content, graph));
+        }
+    }
+    cases
+}
+
 #[test]
 fn every_case_prints_as_it_stands() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases");
-    let mut n_cases = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "ir") {
-            continue;
-        }
-        let content = fs::read_to_string(&path).unwrap();
-        let graph = text::parse_one(&content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    for (name, (content, graph)) in cases() {
         // Leading comments say what a case is for; the rest is canonical.
         let canonical: String = content.lines().filter(|line| !line.starts_with("//")).map(|line| format!("{line}\n")).collect();
-        assert_eq!(text::print(&graph), canonical, "{}", path.display());
-        n_cases += 1;
+        assert_eq!(text::print(&graph), canonical, "{name}");
+        assert_eq!(graph.name, name);
     }
-    assert!(n_cases > 0);
+}
+
+#[test]
+fn every_op_has_a_case_of_its_name() {
+    let cases = cases();
+    for info in OPS {
+        let (_, graph) = cases.get(info.mnemonic).unwrap_or_else(|| panic!("tests/cases/{}.ir is missing", info.mnemonic));
+        let ops: Vec<&str> = graph.nodes().filter_map(|(_, node)| node.op()).map(Op::mnemonic).collect();
+        assert!(ops.contains(&info.mnemonic), "{}.ir does not use {}", info.mnemonic, info.mnemonic);
+    }
 }

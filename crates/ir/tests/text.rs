@@ -32,9 +32,46 @@ fn check_round_trip(graph: &Graph) -> Result<(), TestCaseError> {
 
 /// Pieces that mutations put in: all that the grammar has, and some that it has not.
 const PIECES: [&str; 40] = [
-    "ir", "1", "graph", "@", "{", "}", "[", "]", "=", ":", ",", "%", "%0", "%99999999999999999999", "\"", "\\", "\\u{", "input", "param", "state",
-    "const", "output", "update", "matmul", "scan", "_", "-", "-0", "1e999", "99999999999999999999999", "0.1e-400", "f32", "bool[]", "f32[4294967295, 4294967295]",
-    "true", "//", "\n", "\t\r", "é\u{0}", "@ a//b",
+    "ir",
+    "1",
+    "graph",
+    "@",
+    "{",
+    "}",
+    "[",
+    "]",
+    "=",
+    ":",
+    ",",
+    "%",
+    "%0",
+    "%99999999999999999999",
+    "\"",
+    "\\",
+    "\\u{",
+    "input",
+    "param",
+    "state",
+    "const",
+    "output",
+    "update",
+    "matmul",
+    "scan",
+    "_",
+    "-",
+    "-0",
+    "1e999",
+    "99999999999999999999999",
+    "0.1e-400",
+    "f32",
+    "bool[]",
+    "f32[4294967295, 4294967295]",
+    "true",
+    "//",
+    "\n",
+    "\t\r",
+    "é\u{0}",
+    "@ a//b",
 ];
 
 proptest! {
@@ -122,7 +159,12 @@ fn constants_keep_their_bits() {
 #[test]
 fn long_texts_take_time_in_proportion() {
     // Deep brackets, long lists, long lines, many graphs: none of it recurses or multiplies.
-    for body in ["[".repeat(200_000), "%0 = input \"x\" : f32[".to_owned() + &"1, ".repeat(200_000), "\"".to_owned() + &"\\\"".repeat(200_000), "a".repeat(400_000)] {
+    for body in [
+        "[".repeat(200_000),
+        "%0 = input \"x\" : f32[".to_owned() + &"1, ".repeat(200_000),
+        "\"".to_owned() + &"\\\"".repeat(200_000),
+        "a".repeat(400_000),
+    ] {
         let error = text::parse(&format!("ir 1\ngraph @g {{\n{body}")).unwrap_err();
         assert!(error.to_string().len() < 1000);
     }

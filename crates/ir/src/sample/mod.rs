@@ -44,7 +44,13 @@ pub const fn tolerance(dtype: DType) -> f64 {
 /// Every result that no op reads is an output; most states have an update.
 #[must_use]
 pub fn graph(seed: u64, size: usize) -> Graph {
-    let mut sampler = Sampler { rng: Rng::new(seed), graph: Graph::new(format!("sample_{seed:x}_{size}")), pool: Vec::new(), n_sources: 0, wants_new: false };
+    let mut sampler = Sampler {
+        rng: Rng::new(seed),
+        graph: Graph::new(format!("sample_{seed:x}_{size}")),
+        pool: Vec::new(),
+        n_sources: 0,
+        wants_new: false,
+    };
     let mut deck: Vec<&'static str> = Vec::new();
     for _ in 0..size.max(1) {
         if deck.is_empty() {
@@ -179,7 +185,8 @@ impl Sampler {
                 continue;
             }
             let Some(old) = self.pool.iter().find(|entry| entry.id == state).cloned() else { continue };
-            let keeps = |entry: &Entry| entry.id != state && entry.ty == old.ty && entry.facts.lo >= old.facts.lo && entry.facts.hi <= old.facts.hi;
+            let keeps =
+                |entry: &Entry| entry.id != state && entry.ty == old.ty && entry.facts.lo >= old.facts.lo && entry.facts.hi <= old.facts.hi;
             let candidates: Vec<ValueId> = self.pool.iter().filter(|entry| keeps(entry)).map(|entry| entry.id).collect();
             let half = self.constant(0.5, DType::F32);
             let new = self.rng.of(&candidates).or_else(|| self.push(Op::Mul {}, &[Some(old), Some(half)]).map(|entry| entry.id));
@@ -234,7 +241,8 @@ mod tests {
     #[test]
     fn samples_have_batches_empty_tensors_states_and_all_element_types() {
         let graphs: Vec<Graph> = (0..60).map(|seed| graph(seed, 24)).collect();
-        let types: Vec<TensorType> = graphs.iter().flat_map(|g| g.nodes().flat_map(|(_, n)| n.results.iter().map(|&v| g.ty(v).clone()))).collect();
+        let types: Vec<TensorType> =
+            graphs.iter().flat_map(|g| g.nodes().flat_map(|(_, n)| n.results.iter().map(|&v| g.ty(v).clone()))).collect();
         assert!(types.iter().any(|ty| ty.shape.first() == Some(&3)));
         assert!(types.iter().any(|ty| ty.n_elems() == 0));
         assert!(graphs.iter().any(|g| !g.updates.is_empty()));

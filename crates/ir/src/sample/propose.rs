@@ -7,8 +7,7 @@ use crate::types::{DType, TensorType, broadcast_shapes, n_elems};
 
 const SIZES: [usize; 8] = [1, 2, 3, 3, 4, 5, 6, 7];
 const FLOATS: [DType; 5] = [DType::F32, DType::F32, DType::F32, DType::F16, DType::Bf16];
-const ALL: [DType; 9] =
-    [DType::F32, DType::F32, DType::F32, DType::F32, DType::F16, DType::Bf16, DType::I32, DType::U32, DType::Bool];
+const ALL: [DType; 9] = [DType::F32, DType::F32, DType::F32, DType::F32, DType::F16, DType::Bf16, DType::I32, DType::U32, DType::Bool];
 
 impl Sampler {
     /// An application that may turn out not to fit; the caller tries again then.

@@ -55,6 +55,7 @@ struct Body<'t> {
 }
 
 /// A type or attribute with its place.
+#[derive(Clone, Copy)]
 struct At<T> {
     what: T,
     at: usize,
@@ -69,7 +70,9 @@ fn fault<T>(at: usize, message: impl Into<String>, help: impl Into<Option<String
 impl Body<'_> {
     /// The first of the verifier's errors, at the line of its value or else at `at`.
     fn fault_of(&self, errors: VerifyErrors, at: usize) -> Fault {
-        let Some(error) = errors.0.into_iter().next() else { return Fault { at, message: "the graph is not valid".to_owned(), help: None } };
+        let Some(error) = errors.0.into_iter().next() else {
+            return Fault { at, message: "the graph is not valid".to_owned(), help: None };
+        };
         // Values were added in graph order, which is the order of their numbers.
         let place = error.site.value.and_then(|number| self.values.get_index(number as usize)).map(|(_, (_, place))| *place);
         Fault { at: place.unwrap_or(at), message: error.message, help: error.help }
