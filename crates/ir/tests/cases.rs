@@ -1,7 +1,8 @@
-//! Guards the files of `tests/cases`: each parses, verifies and prints as it stands, and every op has one of its name.
+//! Guards the files of `tests/cases`: each parses, verifies, prints as it stands and runs, and every op has one of its name.
 
+use monopass_ir::eval::{Interpreter, Precision};
 use monopass_ir::op::{OPS, Op};
-use monopass_ir::{Graph, text};
+use monopass_ir::{Graph, sample, text};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -38,5 +39,25 @@ fn every_op_has_a_case_of_its_name() {
         let (_, graph) = cases.get(info.mnemonic).unwrap_or_else(|| panic!("tests/cases/{}.ir is missing", info.mnemonic));
         let ops: Vec<&str> = graph.nodes().filter_map(|(_, node)| node.op()).map(Op::mnemonic).collect();
         assert!(ops.contains(&info.mnemonic), "{}.ir does not use {}", info.mnemonic, info.mnemonic);
+    }
+}
+
+#[test]
+fn every_case_runs_alike_in_both_precisions() {
+    for (name, (_, graph)) in cases() {
+        for seed in 0..3 {
+            let (inputs, params, states) = sample::inputs(&graph, seed);
+            let run = |precision| {
+                let mut states = states.clone();
+                let interpreter = Interpreter::new(&graph).unwrap().precision(precision);
+                let outputs = interpreter.run(&inputs, &params, &mut states).unwrap_or_else(|error| panic!("{name}: {error}"));
+                outputs.into_iter().chain(states).collect::<Vec<_>>()
+            };
+            for ((result, single), (_, double)) in run(Precision::F32).into_iter().zip(run(Precision::F64)) {
+                for (a, b) in single.to_f32_vec().into_iter().zip(double.to_f32_vec()) {
+                    assert!((a - b).abs() <= 1e-3 * b.abs().max(1.0), "{name}: {result}: {a} in f32, {b} in f64");
+                }
+            }
+        }
     }
 }

@@ -55,7 +55,8 @@ impl Domain {
             let is_operand = |name: &str| graph.operand(node, name) == Some(value);
             domain = match (node.op(), domain) {
                 (Some(Op::Gather {}), before) if is_operand("ids") => {
-                    let n_rows = graph.operand(node, "table").and_then(|table| graph.ty(table).shape.first().copied()).unwrap_or(0);
+                    let table = graph.operand(node, "table").and_then(|table| graph.get_value(table));
+                    let n_rows = table.and_then(|table| table.ty.shape.first().copied()).unwrap_or(0);
                     if let Self::Below(n) = before { Self::Below(n.min(n_rows)) } else { Self::Below(n_rows) }
                 }
                 (Some(Op::Log {} | Op::Sqrt {} | Op::Rsqrt {}), _) => Self::Positive,

@@ -90,11 +90,14 @@ impl Sampler {
     fn place(&mut self, mnemonic: &str) {
         for attempt in 0..MAX_TRIES {
             self.wants_new = attempt >= MAX_TRIES / 2;
+            let n_before = self.pool.len();
             if let Some((op, operands)) = self.propose(mnemonic)
                 && self.push(op, &operands).is_some()
             {
                 return;
             }
+            // A source made for this op may promise a range that only a reader of this kind brings about.
+            self.pool.truncate(n_before);
         }
     }
 
@@ -171,7 +174,9 @@ impl Sampler {
         let results = self.graph.nodes().filter(|(_, node)| node.op().is_some()).flat_map(|(_, node)| node.results.clone());
         let mut outputs: Vec<ValueId> = results.filter(|&value| is_output(value)).collect();
         if outputs.is_empty() {
-            outputs.extend(self.pool.last().map(|entry| entry.id));
+            // No op could be placed: hand something through.
+            let last = self.pool.last().map(|entry| entry.id);
+            outputs.push(last.unwrap_or_else(|| self.source(DType::F32, vec![3]).id));
         }
         self.graph.outputs = outputs.into_iter().enumerate().map(|(i, value)| NamedValue { name: format!("y{i}"), value }).collect();
         crate::compact::compact(&self.graph)
