@@ -2,15 +2,15 @@
 //! [`crate::target`], and shares no code with what schedules, assigns storage or makes kernels.
 //!
 //! What is proved, in the order it is checked:
-//! - **tables** ([`tables`]): ids are in range, labels and names are unique, sizes are padded and suffice; inputs, weights
+//! - **tables** (`tables`): ids are in range, labels and names are unique, sizes are padded and suffice; inputs, weights
 //!   and states hold a value, outputs and new states receive one; the parts of a pack are aligned and do not overlap;
-//! - **kernels and limits** ([`limits`]): every limit of the target holds for every kernel, dispatch and binding;
-//! - **commands** ([`commands`]): arguments are what the kernel declares; no buffer is bound both for reading and for
+//! - **kernels and limits** (`limits`): every limit of the target holds for every kernel, dispatch and binding;
+//! - **commands** (`commands`): arguments are what the kernel declares; no buffer is bound both for reading and for
 //!   writing, or twice for writing; one that is read and written through a single binding is declared in place and keeps
 //!   its size; inputs, weights, packs and the old content of double-buffered states are never written;
-//! - **contents** ([`contents`]): simulating the dispatches in order, every read finds the value that it needs: written
+//! - **contents** (`contents`): simulating the dispatches in order, every read finds the value that it needs: written
 //!   before, in this storage, and not overwritten since; at the end every output and state holds its value;
-//! - **residents** ([`residents`]): no two values of a slot live together; the slot table, the live bytes and the bytes
+//! - **residents** (`residents`): no two values of a slot live together; the slot table, the live bytes and the bytes
 //!   moved are those that follow from the commands.
 //!
 //! Not proved here: that a kernel computes what its label says (tests do), and that its text declares what
