@@ -51,6 +51,7 @@ struct Binding {
 struct Scope {
     exprs: IndexMap<String, String>,
     values: IndexMap<(ValueId, String, Width), String>,
+    rows: IndexMap<ValueId, String>,
 }
 
 /// Builds the text and the arguments of one kernel.
@@ -227,6 +228,19 @@ impl<'a> KernelBuilder<'a> {
         if let Some(scope) = self.scopes.last_mut() {
             scope.values.insert((value, key, width), ident);
         }
+    }
+
+    /// Remembers that `ident` is the one element of a value that the innermost block can ask for, whatever the index says:
+    /// the result of a reduction while its own row is computed.
+    pub fn define_row(&mut self, value: ValueId, ident: String) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.rows.insert(value, ident);
+        }
+    }
+
+    /// The identifier given to [`define_row`](Self::define_row) in a block that is still open.
+    pub(super) fn known_row(&self, value: ValueId) -> Option<String> {
+        self.scopes.iter().rev().find_map(|scope| scope.rows.get(&value).cloned())
     }
 
     /// Appends module-scope text, such as workgroup arrays; `workgroup_bytes` counts those.

@@ -18,6 +18,12 @@ impl KernelBuilder<'_> {
 
     /// An identifier or literal for `value` at `index`, computed by the statements appended so far.
     pub fn emit(&mut self, value: ValueId, index: &Index, width: Width) -> String {
+        if let Some(ident) = self.known_row(value) {
+            return match width {
+                Width::One => ident,
+                Width::Four => self.bind(format!("vec4<{}>({ident})", register_type(self.ctx.graph.ty(value).dtype))),
+            };
+        }
         let key = index.key();
         if let Some(ident) = self.known(value, &key, width) {
             return ident;
@@ -337,7 +343,8 @@ impl KernelBuilder<'_> {
         }
     }
 
-    fn cast(&mut self, a: &str, from: DType, to: DType, width: Width) -> String {
+    /// `a` converted to another element type; to f16 and bf16 rounded, and still an f32.
+    pub(crate) fn cast(&mut self, a: &str, from: DType, to: DType, width: Width) -> String {
         let vector = |ty: &str| if width == Width::Four { format!("vec4<{ty}>") } else { ty.to_owned() };
         match (from, to) {
             (DType::Bf16, DType::Bf16) | (DType::F16, DType::F16 | DType::F32) | (DType::Bf16 | DType::F32, DType::F32) => a.to_owned(),
