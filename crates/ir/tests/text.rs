@@ -5,8 +5,11 @@ use monopass_ir::types::{DType, TensorType};
 use monopass_ir::{GraphBuilder, sample, text};
 use proptest::prelude::*;
 
-/// What a node is, with values by number instead of by key.
-fn outline(graph: &Graph) -> Vec<(NodeKind, Vec<Option<u32>>, Vec<TensorType>, String)> {
+/// Kind, operands by number, result types and scope of a node.
+type Outline = (NodeKind, Vec<Option<u32>>, Vec<TensorType>, String);
+
+/// What the nodes are, with values by number instead of by key.
+fn outline(graph: &Graph) -> Vec<Outline> {
     let numbers = graph.numbering();
     let of_node = |node: &Node| {
         let operands = node.operands.iter().map(|operand| operand.map(|value| numbers.of(value))).collect();
