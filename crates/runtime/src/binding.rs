@@ -40,8 +40,7 @@ impl Session {
     fn add_binding(&mut self, tally: &mut Counters, exec: &Arc<Inner>) -> Result<usize, RuntimeError> {
         let mut states = Vec::with_capacity(exec.states.len());
         for state in &exec.states {
-            let n_buffers = if state.storage == StateStorage::Double { 2 } else { 1 };
-            states.push(self.ensure(tally, &state.name, &state.ty, n_buffers)?);
+            states.push(self.ensure(tally, &state.name, &state.ty, state.storage.n_buffers())?);
         }
         // Bind groups keep buffers alive, so those of executables that are gone go too.
         self.bindings.retain(|binding| binding.exec.strong_count() > 0);

@@ -111,6 +111,8 @@ fn check_cmd(plan: &Plan, idx: usize, cmd: &Cmd, target: &Target) -> Result<(), 
         return Err(plan_error(plan, format!("{what} gives {} sizes and k{} takes {}", cmd.dims.len(), cmd.kernel.0, kernel.n_dims)));
     }
     cmd.args.iter().try_for_each(|arg| check_resource(plan, &what, arg.resource))?;
+    // Whose turn it is takes one bit of a word for each.
+    limit(&what, "states bound by one command", cmd.args.iter().filter(|arg| is_state(plan, arg.resource)).count() as u64, 32)?;
     for n in cmd.workgroups {
         limit(&what, "workgroups in one dimension", n.into(), target.max_workgroups.into())?;
     }
@@ -123,7 +125,12 @@ fn check_resource(plan: &Plan, what: &str, resource: Resource) -> Result<(), Run
         Resource::Slot(id) => plan.slots.get(id.0 as usize).is_some(),
         Resource::NewState(id) => plan.buffers.get(id.0 as usize).is_some_and(is_double),
     };
-    if is_there { Ok(()) } else { Err(plan_error(plan, format!("{what} binds {resource:?}, which the plan does not have"))) }
+    if is_there { Ok(()) } else { Err(plan_error(plan, format!("{what} binds {resource}, which the plan does not have"))) }
+}
+
+fn is_state(plan: &Plan, resource: Resource) -> bool {
+    let (Resource::Buffer(id) | Resource::NewState(id)) = resource else { return false };
+    plan.buffers.get(id.0 as usize).is_some_and(|buffer| matches!(buffer.kind, BufferKind::State { .. }))
 }
 
 fn is_double(buffer: &Buffer) -> bool {

@@ -1,8 +1,9 @@
 //! A plan on a device: pipelines, slots, inputs, outputs, sizes, staging and the bind groups that name no state, all made
 //! once. [`crate::run`] executes it.
 
-use crate::buffers::{Buffer, copied_bytes, locked, round_up};
-use crate::check::{check_plan, limit, plan_error};
+use crate::buffers::{Buffer, locked};
+use crate::build::{Builder, Layout, dims_bytes, packs};
+use crate::check::{check_plan, plan_error};
 use crate::counters::Counters;
 use crate::device::{Checks, Device};
 use crate::error::{RuntimeError, Site};
@@ -10,10 +11,9 @@ use crate::gpu::Gpu;
 use crate::pipelines::Pipeline;
 use crate::run::Frame;
 use crate::state::Session;
-use crate::upload::{STORAGE, Weights, physical_bytes};
-use indexmap::IndexMap;
+use crate::upload::Weights;
 use monopass_ir::TensorType;
-use monopass_lower::plan::{Buffer as PlanBuffer, BufferKind, Cmd, Plan, Resource, StateStorage};
+use monopass_lower::plan::{Plan, Resource, StateStorage};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
@@ -55,8 +55,8 @@ pub(crate) struct Inner {
     pub(crate) states: Vec<StateSpec>,
     /// Staging of runs that are not in flight.
     pub(crate) frames: Mutex<Vec<Frame>>,
-    storage: Storage,
-    built: Counters,
+    pub(crate) storage: Storage,
+    pub(crate) built: Counters,
 }
 
 /// A command with everything that is known before a session comes.
@@ -70,7 +70,7 @@ pub(crate) struct ReadyCmd {
     /// States that it binds, as indices in [`Inner::states`].
     pub(crate) states: Vec<usize>,
     /// Where its sizes start in the uniform buffer.
-    dims_offset: u64,
+    pub(crate) dims_offset: u64,
 }
 
 /// An input or output, and where it lies in the staging buffer.
@@ -90,15 +90,20 @@ pub(crate) struct StateSpec {
     pub(crate) storage: StateStorage,
 }
 
+/// Buffers that the commands bind.
 #[derive(Debug)]
-struct Storage {
-    externals: Vec<External>,
-    slots: Vec<Buffer>,
-    dims: Option<Buffer>,
+pub(crate) struct Storage {
+    /// Of each external buffer of the plan.
+    pub(crate) externals: Vec<External>,
+    pub(crate) slots: Vec<Buffer>,
+    /// Sizes, for the uniform bindings.
+    pub(crate) dims: Option<Buffer>,
 }
 
+/// Where an external buffer of the plan is found.
 #[derive(Debug)]
-enum External {
+pub(crate) enum External {
+    /// Here.
     Fixed(Buffer),
     /// Index in [`Inner::states`].
     State(usize),
@@ -145,10 +150,10 @@ impl Executable {
         };
         let all_checks = device.0.checks == Checks::All;
         let pipelines = device.0.pipelines.get(gpu, &mut built, &plan.kernels, all_checks, &progress).await?;
-        let layout = Layout::new(&plan, device)?;
+        let layout = Layout::new(&plan, device.target())?;
         let packs = packs(&plan, weights, &mut built).await?;
         let (made, caught) = gpu.scoped(Site::during(format!("create the buffers of `{}`", plan.name)), || {
-            Self::assemble(device, &plan, weights, layout, pipelines, &packs, &mut built)
+            Builder { device, plan: &plan, weights, packs: &packs, tally: &mut built }.assemble(&layout, &pipelines)
         });
         caught.check().await?;
         let mut inner = made?;
@@ -156,53 +161,6 @@ impl Executable {
         inner.built = built;
         #[cfg_attr(target_arch = "wasm32", expect(clippy::arc_with_non_send_sync, reason = "one thread there, and one type for both"))]
         Ok(Self(Arc::new(inner)))
-    }
-
-    fn assemble(
-        device: &Device,
-        plan: &Arc<Plan>,
-        weights: &Weights,
-        layout: Layout,
-        pipelines: Vec<Pipeline>,
-        packs: &IndexMap<usize, Buffer>,
-        tally: &mut Counters,
-    ) -> Result<Inner, RuntimeError> {
-        let gpu = &device.0.gpu;
-        let mut io = Ios::default();
-        let mut externals = Vec::with_capacity(plan.buffers.len());
-        for (idx, buffer) in plan.buffers.iter().enumerate() {
-            externals.push(io.external(gpu, tally, plan, idx, buffer, weights, packs)?);
-        }
-        let slots = plan.slots.iter().enumerate();
-        let slots =
-            slots.map(|(idx, slot)| gpu.buffer(tally, &format!("s{idx}"), physical_bytes(slot.size_bytes), wgpu::BufferUsages::STORAGE));
-        let slots = slots.collect();
-        let dims = (!layout.dims.is_empty()).then(|| {
-            let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
-            let buffer = gpu.buffer(tally, "dims", layout.dims.len() as u64, usage);
-            gpu.write(tally, &buffer, 0, &layout.dims);
-            buffer
-        });
-        let cmds = plan.cmds.iter().zip(&layout.dims_offsets).map(|(cmd, &dims_offset)| {
-            let kernel_idx = cmd.kernel.0 as usize;
-            let pipeline = pipelines.get(kernel_idx).cloned().ok_or_else(|| plan_error(plan, format!("kernel k{kernel_idx} is gone")))?;
-            Ok(ReadyCmd { kernel_idx, pipeline, workgroups: cmd.workgroups, fixed: None, states: states_of(cmd, &externals), dims_offset })
-        });
-        let cmds = cmds.collect::<Result<Vec<_>, RuntimeError>>()?;
-        let frames = (0..2).map(|_| Frame::new(gpu, tally, layout.upload_bytes, layout.download_bytes, device.0.has_stamps)).collect();
-        Ok(Inner {
-            id: gpu.next_id(),
-            gpu: Arc::clone(gpu),
-            device: device.clone(),
-            plan: Arc::clone(plan),
-            cmds,
-            inputs: io.inputs,
-            outputs: io.outputs,
-            states: io.states,
-            frames: Mutex::new(frames),
-            storage: Storage { externals, slots, dims },
-            built: Counters::default(),
-        })
     }
 
     /// The plan.
@@ -309,10 +267,10 @@ impl Inner {
             Resource::NewState(id) => (external(id, true), self.plan.buffers.get(id.0 as usize).map(|buffer| buffer.size_bytes)),
         };
         let (Some(buffer), Some(size_bytes)) = (buffer, size_bytes) else {
-            return Err(plan_error(&self.plan, format!("{resource:?} has no buffer")));
+            return Err(plan_error(&self.plan, format!("{resource} has no buffer")));
         };
         if size_bytes > buffer.size_bytes() {
-            return Err(plan_error(&self.plan, format!("{resource:?} has {} bytes and the plan wants {size_bytes}", buffer.size_bytes())));
+            return Err(plan_error(&self.plan, format!("{resource} has {} bytes and the plan wants {size_bytes}", buffer.size_bytes())));
         }
         // The filling-up to 16 bytes belongs to the binding, unless it is what crosses the limit.
         let max = self.device.target().max_binding_bytes;
@@ -332,123 +290,4 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// Inputs, outputs and states as they are met in the plan.
-#[derive(Default)]
-struct Ios {
-    inputs: Vec<Io>,
-    outputs: Vec<Io>,
-    states: Vec<StateSpec>,
-    upload_end: u64,
-    download_end: u64,
-}
-
-impl Ios {
-    #[expect(clippy::too_many_arguments, reason = "called once, from where these stand side by side")]
-    fn external(
-        &mut self,
-        gpu: &Gpu,
-        tally: &mut Counters,
-        plan: &Plan,
-        idx: usize,
-        buffer: &PlanBuffer,
-        weights: &Weights,
-        packs: &IndexMap<usize, Buffer>,
-    ) -> Result<External, RuntimeError> {
-        let mut create = |name: &str| gpu.buffer(tally, name, physical_bytes(buffer.size_bytes), STORAGE);
-        Ok(External::Fixed(match &buffer.kind {
-            BufferKind::Param { name, ty } => weights.typed(name, ty)?.buffer.clone(),
-            BufferKind::Pack { .. } => packs.get(&idx).cloned().ok_or_else(|| plan_error(plan, format!("pack b{idx} was not made")))?,
-            BufferKind::State { name, ty, storage } => {
-                self.states.push(StateSpec { name: name.clone(), ty: ty.clone(), storage: *storage });
-                return Ok(External::State(self.states.len() - 1));
-            }
-            BufferKind::Input { name, ty } => {
-                let io = Io { name: name.clone(), ty: ty.clone(), buffer: create(name), staged_at: self.upload_end };
-                self.upload_end += staged_bytes(ty);
-                self.inputs.push(io);
-                return Ok(External::Fixed(self.inputs[self.inputs.len() - 1].buffer.clone()));
-            }
-            BufferKind::Output { name, ty } => {
-                let io = Io { name: name.clone(), ty: ty.clone(), buffer: create(name), staged_at: self.download_end };
-                self.download_end += staged_bytes(ty);
-                self.outputs.push(io);
-                return Ok(External::Fixed(self.outputs[self.outputs.len() - 1].buffer.clone()));
-            }
-        }))
-    }
-}
-
-/// Sizes that follow from the plan alone.
-struct Layout {
-    /// Content of the uniform buffer: each distinct list of sizes once, aligned.
-    dims: Vec<u8>,
-    dims_offsets: Vec<u64>,
-    upload_bytes: u64,
-    download_bytes: u64,
-}
-
-impl Layout {
-    fn new(plan: &Plan, device: &Device) -> Result<Self, RuntimeError> {
-        let target = device.target();
-        let align = usize::try_from(target.uniform_align_bytes.max(16)).unwrap_or(256);
-        let (mut dims, mut known) = (Vec::new(), IndexMap::<&[u32], u64>::new());
-        let mut offset_of = |cmd: &'_ Cmd, sizes| {
-            if cmd.dims.is_empty() {
-                return 0;
-            }
-            *known.entry(sizes).or_insert_with(|| {
-                let offset = dims.len();
-                dims.extend_from_slice(bytemuck::cast_slice(&cmd.dims));
-                dims.resize(dims.len().next_multiple_of(align), 0);
-                offset as u64
-            })
-        };
-        let dims_offsets = plan.cmds.iter().map(|cmd| offset_of(cmd, &cmd.dims)).collect();
-        let (mut upload_bytes, mut download_bytes) = (0u64, 0u64);
-        for buffer in &plan.buffers {
-            match &buffer.kind {
-                BufferKind::Input { ty, .. } => upload_bytes = upload_bytes.saturating_add(staged_bytes(ty)),
-                BufferKind::Output { ty, .. } => download_bytes = download_bytes.saturating_add(staged_bytes(ty)),
-                BufferKind::Param { .. } | BufferKind::Pack { .. } | BufferKind::State { .. } => {}
-            }
-        }
-        limit("all inputs together", "bytes of one buffer", upload_bytes, target.max_buffer_bytes)?;
-        limit("all outputs together", "bytes of one buffer", download_bytes, target.max_buffer_bytes)?;
-        Ok(Self { dims, dims_offsets, upload_bytes, download_bytes })
-    }
-}
-
-async fn packs(plan: &Plan, weights: &Weights, tally: &mut Counters) -> Result<IndexMap<usize, Buffer>, RuntimeError> {
-    let mut packs = IndexMap::new();
-    for (idx, buffer) in plan.buffers.iter().enumerate() {
-        if let BufferKind::Pack { parts } = &buffer.kind {
-            packs.insert(idx, weights.pack(tally, parts, buffer.size_bytes).await?);
-        }
-    }
-    Ok(packs)
-}
-
-/// Mapped ranges start at multiples of 8.
-fn staged_bytes(ty: &TensorType) -> u64 {
-    round_up(copied_bytes(ty), 8)
-}
-
-/// Bytes of a command's uniform binding: whole vectors of four, which some drivers want.
-fn dims_bytes(cmd: &Cmd) -> u64 {
-    round_up(4 * cmd.dims.len() as u64, 16)
-}
-
-fn states_of(cmd: &Cmd, externals: &[External]) -> Vec<usize> {
-    let mut states: Vec<usize> = Vec::new();
-    for arg in &cmd.args {
-        let (Resource::Buffer(id) | Resource::NewState(id)) = arg.resource else { continue };
-        if let Some(External::State(idx)) = externals.get(id.0 as usize)
-            && !states.contains(idx)
-        {
-            states.push(*idx);
-        }
-    }
-    states
 }

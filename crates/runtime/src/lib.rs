@@ -3,7 +3,7 @@
 //! In reading order: [`device`] (adapter, limits, features), [`upload`] (weights), [`state`] (what lives between runs),
 //! [`executor`] (a plan bound to a device), [`run`] (one execution of it), [`counters`] (what a run did and created),
 //! [`profile`] (GPU time), [`error`]; inside, `gpu` (the one place that creates device objects and counts them), `buffers`
-//! (sizes and encodings), `pipelines` (cache), `binding` (states of a session bound to a plan), `readback`, `check` (a plan
+//! (sizes and encodings), `build` (what an executable is made of), `pipelines` (cache), `binding` (states of a session bound to a plan), `readback`, `check` (a plan
 //! against a device).
 //!
 //! The crate does not know what a plan computes. It reads no file and no environment variable, and prints nothing.
@@ -13,6 +13,7 @@
 
 mod binding;
 mod buffers;
+mod build;
 mod check;
 pub mod counters;
 pub mod device;

@@ -84,6 +84,7 @@ impl Executable {
         let (submission, caught) = match checked {
             Ok(done) => done,
             Err(error) => {
+                start.frame.ask_back(&exec.gpu);
                 exec.give_up(start.frame);
                 return Err(error);
             }
@@ -127,6 +128,9 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(frame) = self.frame.take() {
+            if frame.answers.is_empty() {
+                frame.close();
+            }
             self.exec.give_up(frame);
         }
     }
@@ -310,11 +314,6 @@ impl Inner {
 
     /// Puts a set back, in whatever state; the next run that takes it waits for it if it must.
     fn give_up(&self, frame: Frame) {
-        if frame.answers.is_empty()
-            && let Some(download) = &frame.download
-        {
-            download.raw().unmap();
-        }
         locked(&self.frames).push(frame);
     }
 }
@@ -367,14 +366,19 @@ impl Frame {
                 }
             }
         }
-        if let Some(download) = &self.download {
-            download.raw().unmap();
-        }
+        self.close();
         Ok(true)
     }
 
+    /// After the outputs were read.
+    fn close(&self) {
+        if let Some(download) = &self.download {
+            download.raw().unmap();
+        }
+    }
+
     fn elapsed_ns(&self, gpu: &Gpu) -> Option<u64> {
-        let download = self.download.as_ref()?;
+        let (download, _) = self.download.as_ref().zip(self.stamps.as_ref())?;
         let view = download.raw().get_mapped_range(self.stamps_at..self.stamps_at + STAMP_BYTES).ok()?;
         elapsed_ns(&view, gpu.timestamp_period_ns())
     }

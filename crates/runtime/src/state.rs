@@ -147,21 +147,19 @@ impl Session {
     }
 
     /// The index of a state that has this type and at least `n_buffers` buffers; what is missing is made, zeroed.
-    pub(crate) fn ensure(&mut self, tally: &mut Counters, name: &str, ty: &TensorType, n_buffers: usize) -> Result<usize, RuntimeError> {
+    pub(crate) fn ensure(&mut self, tally: &mut Counters, name: &str, ty: &TensorType, n_buffers: u64) -> Result<usize, RuntimeError> {
         let known = self.states.get(name);
         if let Some(state) = known.filter(|state| state.ty != *ty) {
             let problem = format!("is {} in this session and {ty} here", state.ty);
             let help = "use a session of its own for a graph with other states".to_owned();
             return Err(RuntimeError::WrongState { name: name.to_owned(), problem, help });
         }
-        let n_known = known.map_or(0, |state| state.buffers.len());
+        let n_missing = n_buffers.saturating_sub(known.map_or(0, |state| state.buffers.len() as u64));
         let size_bytes = padded_bytes(ty);
         check_size(&format!("state `{name}`"), size_bytes, self.device.target())?;
         let gpu = self.gpu();
-        let create = || gpu.buffer(tally, name, physical_bytes(size_bytes), STORAGE);
-        let new = gpu.scoped_now(Site::during(format!("create state `{name}`")), || {
-            std::iter::repeat_with(create).take(n_buffers.saturating_sub(n_known)).collect::<Vec<_>>()
-        })?;
+        let create = |_| gpu.buffer(tally, name, physical_bytes(size_bytes), STORAGE);
+        let new = gpu.scoped_now(Site::during(format!("create state `{name}`")), || (0..n_missing).map(create).collect::<Vec<_>>())?;
         let entry = self.states.entry(name.to_owned());
         let idx = entry.index();
         entry.or_insert_with(|| State { ty: ty.clone(), buffers: Vec::new(), current: 0 }).buffers.extend(new);

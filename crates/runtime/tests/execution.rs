@@ -1,5 +1,7 @@
 //! What plans compute on a real adapter: slots, states, packs, sizes, every element type, empty tensors.
 
+#![allow(clippy::cast_possible_truncation, reason = "sizes in tests are small")]
+
 mod common;
 
 use common::{Hand, Outcome, counter, f32s, gpu, shift, two_cmds, vector};

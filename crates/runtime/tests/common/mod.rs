@@ -1,8 +1,13 @@
 //! Plans written by hand, and the devices that tests run them on.
 
+#![allow(dead_code, reason = "each test binary uses some of it")]
+#![allow(clippy::cast_possible_truncation, reason = "sizes in tests are small")]
+#![allow(clippy::print_stderr, reason = "a skipped test must be seen")]
+
 use monopass_ir::{DType, TensorData, TensorType};
 use monopass_lower::plan::{
-    Access, Arg, BindingSpec, Buffer, BufferId, BufferKind, Cmd, Kernel, KernelId, PackPart, Plan, Resource, Slot, SlotId, StateStorage,
+    Access, Arg, BindingSpec, Buffer, BufferId, BufferKind, Cmd, Kernel, KernelId, PackPart, Plan, PlanValueId, Resource, Slot, SlotId,
+    StateStorage,
 };
 use monopass_runtime::{Device, DeviceOptions, RuntimeError, blocking};
 use std::error::Error;
@@ -76,6 +81,7 @@ impl Hand {
     /// Weights in one buffer.
     pub(crate) fn pack(&mut self, parts: &[(&str, TensorType, u64)], size_bytes: u64) -> Resource {
         let part = |(name, ty, offset_bytes): &(&str, TensorType, u64)| PackPart {
+            value: PlanValueId(0),
             name: (*name).to_owned(),
             ty: ty.clone(),
             offset_bytes: *offset_bytes,
