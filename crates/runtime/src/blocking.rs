@@ -3,6 +3,7 @@
 use crate::device::{AdapterReport, Device, DeviceOptions};
 use crate::error::RuntimeError;
 use crate::executor::Executable;
+use crate::profile::CmdProfile;
 use crate::run::{Pending, RunOutput};
 use crate::state::Session;
 use crate::upload::Weights;
@@ -59,6 +60,14 @@ pub fn run(executable: &Executable, session: &mut Session, inputs: &[(&str, &Ten
 /// As there.
 pub fn run_checked(executable: &Executable, session: &mut Session, inputs: &[(&str, &TensorData)]) -> Result<RunOutput, RuntimeError> {
     block_on(executable.run_checked(session, inputs))
+}
+
+/// [`Executable::profile`].
+///
+/// # Errors
+/// As there.
+pub fn profile(executable: &Executable, session: &mut Session, inputs: &[(&str, &TensorData)]) -> Result<CmdProfile, RuntimeError> {
+    block_on(executable.profile(session, inputs))
 }
 
 /// [`Pending::wait`].

@@ -103,6 +103,7 @@ impl Device {
             ..wgpu::DeviceDescriptor::default()
         };
         let report = report(&adapter);
+        tracing::debug!(adapter = %report.name, backend = %report.backend, "opening the device");
         let (device, queue) = adapter
             .request_device(&descriptor)
             .await
@@ -168,7 +169,6 @@ impl Device {
         let gpu = Gpu::new(device, queue);
         let has_stamps = options.profile && gpu.features().contains(wgpu::Features::TIMESTAMP_QUERY);
         let shared = Shared { gpu, pipelines: PipelineCache::default(), checks: options.checks, has_stamps, report, reason };
-        #[cfg_attr(target_arch = "wasm32", expect(clippy::arc_with_non_send_sync, reason = "one thread there, and one type for both"))]
         Self(Arc::new(shared))
     }
 

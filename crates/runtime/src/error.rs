@@ -116,6 +116,14 @@ pub enum RuntimeError {
         /// Name of the plan.
         plan: String,
     },
+    /// The device does not measure time. The caller's fault, or the adapter's.
+    #[error(
+        "{adapter} does not measure the time of commands\n  help: request the device with `profile`; `AdapterReport::features` says whether it has `timestamp-query`"
+    )]
+    NoTimestamps {
+        /// Name of the adapter.
+        adapter: String,
+    },
     /// Objects of two devices were mixed. The caller's fault.
     #[error("the {what} belongs to another device\n  help: make the weights, sessions and executables of a run with one `Device`")]
     OtherDevice {

@@ -16,6 +16,7 @@ use monopass_ir::TensorType;
 use monopass_lower::plan::{Plan, Resource, StateStorage};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
+use tracing::Instrument;
 
 /// A plan that is ready to run; cheap to clone.
 #[derive(Clone, Debug)]
@@ -136,6 +137,11 @@ impl Executable {
     /// # Errors
     /// As [`Self::new`].
     pub async fn build(device: &Device, plan: Arc<Plan>, weights: &Weights, options: &BuildOptions<'_>) -> Result<Self, RuntimeError> {
+        let span = tracing::debug_span!("build executable", plan = %plan.name, kernels = plan.kernels.len(), cmds = plan.cmds.len());
+        Self::build_inner(device, plan, weights, options).instrument(span).await
+    }
+
+    async fn build_inner(device: &Device, plan: Arc<Plan>, weights: &Weights, options: &BuildOptions<'_>) -> Result<Self, RuntimeError> {
         let gpu = &device.0.gpu;
         gpu.healthy()?;
         if !weights.device().is_of(gpu) {
@@ -159,7 +165,6 @@ impl Executable {
         let mut inner = made?;
         inner.bind_fixed(&mut built).await?;
         inner.built = built;
-        #[cfg_attr(target_arch = "wasm32", expect(clippy::arc_with_non_send_sync, reason = "one thread there, and one type for both"))]
         Ok(Self(Arc::new(inner)))
     }
 

@@ -44,7 +44,6 @@ impl Gpu {
         device.set_device_lost_callback(move |reason, message| {
             locked(&seen.lost).get_or_insert_with(|| format!("{reason:?}: {message}"));
         });
-        #[cfg_attr(target_arch = "wasm32", expect(clippy::arc_with_non_send_sync, reason = "one thread there, and one type for both"))]
         Arc::new(Self { device, queue, totals: Mutex::default(), ledger: Arc::default(), faults, next_id: AtomicU64::new(1) })
     }
 
@@ -124,7 +123,7 @@ impl Gpu {
     }
 
     #[cfg(target_arch = "wasm32")]
-    #[expect(clippy::unnecessary_wraps, clippy::unused_self, clippy::needless_pass_by_value, reason = "the native form has errors")]
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "the native form has errors")]
     pub(crate) fn drive(&self, _submission: Option<wgpu::SubmissionIndex>) -> Result<(), RuntimeError> {
         Ok(())
     }
@@ -288,8 +287,8 @@ impl Recorder {
         self.counted.dispatches += compute_pass.dispatches;
     }
 
-    pub(crate) fn resolve(&mut self, set: &wgpu::QuerySet, count: u32, into: &Buffer) {
-        self.encoder.resolve_query_set(set, 0..count, into.raw(), 0);
+    pub(crate) fn resolve(&mut self, set: &wgpu::QuerySet, count: u32, (into, offset): (&Buffer, u64)) {
+        self.encoder.resolve_query_set(set, 0..count, into.raw(), offset);
     }
 }
 

@@ -11,6 +11,8 @@
 //! The interface is asynchronous because browsers demand it. On native targets its futures block the calling thread inside
 //! `poll` while the device works, since nothing else would drive it; [`blocking`] wraps them there.
 
+#![cfg_attr(target_arch = "wasm32", allow(clippy::arc_with_non_send_sync, reason = "one thread there, and one type for both"))]
+
 mod binding;
 mod buffers;
 mod build;
@@ -34,6 +36,7 @@ pub use counters::{Counters, Memory};
 pub use device::{AdapterReport, Checks, Device, DeviceOptions, Power, adapters};
 pub use error::RuntimeError;
 pub use executor::{BuildOptions, BuildProgress, Executable};
+pub use profile::{CmdProfile, CmdTime};
 pub use run::{Pending, RunOutput};
 pub use state::Session;
 pub use upload::Weights;

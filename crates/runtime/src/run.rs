@@ -8,7 +8,7 @@ use crate::counters::Counters;
 use crate::error::{RuntimeError, Site};
 use crate::executor::{Executable, Inner};
 use crate::gpu::{Caught, ComputePass, Gpu, Mapping, Recorder};
-use crate::profile::{STAMP_BYTES, Stamps, elapsed_ns};
+use crate::profile::{CmdProfile, CmdStamps, CmdTime, STAMP_BYTES, Stamps, elapsed_ns};
 use crate::readback::{DOWNLOAD, take};
 use crate::state::Session;
 use crate::upload::stage;
@@ -90,6 +90,36 @@ impl Executable {
             }
         };
         exec.finish(session, start, submission, caught, false)?.wait().await
+    }
+
+    /// [`Self::run`] with a pass for each command and its GPU time.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NoTimestamps`] if the device does not measure time; those of [`Self::run`].
+    pub async fn profile(&self, session: &mut Session, inputs: &[(&str, &TensorData)]) -> Result<CmdProfile, RuntimeError> {
+        let exec = &self.0;
+        if !exec.device.has_timestamps() {
+            return Err(RuntimeError::NoTimestamps { adapter: exec.device.info().name.clone() });
+        }
+        let mut start = exec.start(session, inputs)?;
+        let gpu = &exec.gpu;
+        let ((stamps, submission), caught) = gpu.scoped(Site::during(format!("profile `{}`", exec.plan.name)), || {
+            let stamps = CmdStamps::new(gpu, &mut start.counters, exec.cmds.len());
+            let mut recorder = gpu.record(&exec.plan.name);
+            exec.copy_in(&mut recorder, &start.frame);
+            for cmd_idx in 0..exec.cmds.len() {
+                let work = |compute_pass: &mut ComputePass<'_>| exec.dispatch(compute_pass, session, start.binding_idx, cmd_idx, &mut None);
+                recorder.compute_pass(&exec.plan.name, stamps.writes(cmd_idx), work);
+            }
+            exec.copy_out(&mut recorder, &start.frame, false);
+            stamps.send(&mut recorder);
+            let submission = gpu.submit(&mut start.counters, recorder);
+            (stamps, submission)
+        });
+        let answer = gpu.map(stamps.staging(), wgpu::MapMode::Read);
+        let run = exec.finish(session, start, submission, caught, false)?.wait().await?;
+        gpu.mapped("timestamps", answer).await?;
+        Ok(CmdProfile { run, cmds: exec.cmd_times(&stamps)? })
     }
 }
 
@@ -266,6 +296,20 @@ impl Inner {
             gpu.drive(Some(submission))?;
         }
         Ok(step(Site::during("copy the outputs"), &|recorder| self.copy_out(recorder, frame, false)))
+    }
+
+    fn cmd_times(&self, stamps: &CmdStamps) -> Result<Vec<CmdTime>, RuntimeError> {
+        let view = stamps.staging().raw().get_mapped_range(..);
+        let view = view.map_err(|error| RuntimeError::MapFailed { what: "timestamps".to_owned(), reason: error.to_string() })?;
+        let period_ns = self.gpu.timestamp_period_ns();
+        let times = self.plan.cmds.iter().zip(view.chunks_exact(16)).map(|(cmd, bytes)| CmdTime {
+            kernel: self.kernel_name(cmd.kernel.0 as usize),
+            scope: cmd.scope.clone(),
+            gpu_ns: elapsed_ns(bytes, period_ns).unwrap_or(0),
+            flops: cmd.flops,
+            bytes_moved: cmd.bytes_moved,
+        });
+        Ok(times.collect())
     }
 
     /// After the submit: asks for the staging buffers back, and lets the states take turns unless the device refused the run.

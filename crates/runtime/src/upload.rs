@@ -73,6 +73,7 @@ impl Weights {
         gpu.drive(None)?;
         gpu.healthy()?;
         let counters = stager.counters;
+        tracing::debug!(weights = weights.len(), bytes = counters.bytes_uploaded, submits = counters.submits, "uploaded weights");
         Ok(Self(Arc::new(Inner { device: device.clone(), tensors: weights, packs: Mutex::default(), counters })))
     }
 

@@ -105,6 +105,14 @@ fn inputs_are_checked_before_anything_runs() {
 }
 
 #[test]
+fn a_profile_needs_a_device_that_measures_time() {
+    let device = Device::noop();
+    let executable = build(&device, counter()).unwrap();
+    let profile = blocking::profile(&executable, &mut Session::new(&device), &[("step", &vector(&[1.0; 3]).unwrap())]);
+    shows(profile, &["noop does not measure the time", "request the device with `profile`"]);
+}
+
+#[test]
 fn weights_must_be_there_and_fit() {
     let device = Device::noop();
     shows(build(&device, two_cmds(4)), &["weight `w` is missing", "Weights::upload"]);

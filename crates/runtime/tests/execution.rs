@@ -36,6 +36,25 @@ fn two_commands_hand_on_a_slot() {
 }
 
 #[test]
+fn a_profile_has_the_time_of_each_command() {
+    let Some(device) = gpu() else { return };
+    let weights = blocking::upload(device, [("w", vector(&[1.0; 5]).unwrap())]).unwrap();
+    let executable = blocking::executable(device, two_cmds(5), &weights).unwrap();
+    let (mut session, x) = (Session::new(device), vector(&[0.5; 5]).unwrap());
+    if !device.has_timestamps() {
+        let error = blocking::profile(&executable, &mut session, &[("x", &x)]).unwrap_err();
+        assert!(error.to_string().contains("does not measure"), "{error}");
+        return;
+    }
+    let got = blocking::profile(&executable, &mut session, &[("x", &x)]).unwrap();
+    assert_eq!(got.run.outputs["y"].as_f32(), Some(&[3.0; 5][..]));
+    assert_eq!((got.run.counters.passes, got.run.counters.submits), (2, 1));
+    let names: Vec<_> = got.cmds.iter().map(|cmd| (cmd.kernel.as_str(), cmd.scope.as_str())).collect();
+    assert_eq!(names, [("k0 add", "block/add"), ("k1 double", "block/double")]);
+    assert!(got.cmds.iter().all(|cmd| cmd.gpu_ns < 60_000_000_000));
+}
+
+#[test]
 fn a_state_in_place_counts_on() {
     let Some(device) = gpu() else { return };
     let (executable, mut session) = ready(device, counter()).unwrap();
