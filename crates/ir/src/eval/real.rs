@@ -111,7 +111,7 @@ macro_rules! real {
                 $into(elements)
             }
             fn widen_f16(from: &[f16], to: &mut [Self]) {
-                from.$convert(to);
+                to.iter_mut().zip(from).for_each(|(to, &x)| *to = Self::from(half_to_f32(x)));
             }
             fn widen_bf16(from: &[bf16], to: &mut [Self]) {
                 from.$convert(to);
@@ -130,4 +130,28 @@ fn widen(elements: &[f32]) -> Cow<'_, [f64]> {
 #[expect(clippy::cast_possible_truncation, reason = "results are rounded to f32")]
 fn narrow(elements: Vec<f64>) -> Vec<f32> {
     elements.into_iter().map(|x| x as f32).collect()
+}
+
+/// Exact, and in a form that compilers turn into vector instructions.
+fn half_to_f32(x: f16) -> f32 {
+    const TWO_TO_112: u32 = (127 + 112) << 23;
+    let bits = u32::from(x.to_bits());
+    // Shifted into place the exponent is too small by the difference of the two biases, for subnormals as well.
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits(TWO_TO_112);
+    let infinity = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(magnitude.to_bits() | infinity | (bits & 0x8000) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let x = f16::from_bits(bits);
+            let (got, want) = (half_to_f32(x), x.to_f32());
+            assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{bits:#06x}: {got} instead of {want}");
+        }
+    }
 }

@@ -87,39 +87,40 @@ struct Scan<'a, R> {
 }
 
 impl<R: Real> Scan<'_, R> {
-    /// All tokens of one head: `y [L, R, P]`, and the state `[P, N]` from before the first to after the last.
+    /// All tokens of one head: `y [L, R, P]`, and the state `[P, N]` from before the first to after the last. Rows of the
+    /// state do not depend on each other, so a few at a time go through all tokens and stay in the nearest cache.
     fn head(&self, batch: usize, head: usize, y: &mut [R], state: &mut [R]) {
-        let Self { ranks, headdim, d_state, .. } = *self;
-        let (v_size, k_size) = (ranks * headdim, ranks * d_state);
-        let group = head / (self.heads / self.groups);
-        for t in 0..self.len {
-            let y = &mut y[t * v_size..][..v_size];
-            let token = batch * self.len + t;
-            if t > 0 && self.reset.as_ref().is_some_and(|reset| reset[token]) {
-                state.fill(R::ZERO);
-            }
-            let decay = self.log_decay[token * self.heads + head].exp();
-            let v = &self.v[(token * self.heads + head) * v_size..][..v_size];
-            let place = (token * self.groups + group) * k_size;
-            let (k, q) = (&self.k[place..][..k_size], &self.q[place..][..k_size]);
-            if ranks == 1 {
-                for ((row, &v), y) in state.chunks_exact_mut(d_state).zip(v).zip(y) {
-                    *y = advance(row, decay, v, k, q);
+        let tokens = batch * self.len..(batch + 1) * self.len;
+        let decays: Vec<R> = tokens.map(|token| self.log_decay[token * self.heads + head].exp()).collect();
+        for (i, rows) in state.chunks_mut(ROWS * self.d_state).enumerate() {
+            for (t, &decay) in decays.iter().enumerate() {
+                let token = batch * self.len + t;
+                if t > 0 && self.reset.as_ref().is_some_and(|reset| reset[token]) {
+                    rows.fill(R::ZERO);
                 }
-            } else {
-                self.ranked(state, decay, [v, k, q], y);
+                self.token(token, head, decay, rows, &mut y[t * self.ranks * self.headdim..], i * ROWS);
             }
         }
     }
 
-    /// One token of several ranks: all enter the state before any is read.
-    fn ranked(&self, state: &mut [R], decay: R, [v, k, q]: [&[R]; 3], y: &mut [R]) {
-        for (p, row) in state.chunks_exact_mut(self.d_state).enumerate() {
+    /// One token of some rows of a head's state, of which the first is `p`.
+    fn token(&self, token: usize, head: usize, decay: R, rows: &mut [R], y: &mut [R], p: usize) {
+        let Self { ranks, headdim, d_state, .. } = *self;
+        let v = &self.v[(token * self.heads + head) * ranks * headdim..][..ranks * headdim];
+        let group = token * self.groups + head / (self.heads / self.groups);
+        let k = &self.k[group * ranks * d_state..][..ranks * d_state];
+        let q = &self.q[group * ranks * d_state..][..ranks * d_state];
+        for (row, p) in rows.chunks_exact_mut(d_state).zip(p..) {
+            if ranks == 1 {
+                y[p] = advance(row, decay, v[p], k, q);
+                continue;
+            }
+            // All ranks enter the state before any is read.
             row.iter_mut().for_each(|s| *s = decay * *s);
-            for (k, v) in k.chunks_exact(self.d_state).zip(v.chunks_exact(self.headdim)) {
+            for (k, v) in k.chunks_exact(d_state).zip(v.chunks_exact(headdim)) {
                 row.iter_mut().zip(k).for_each(|(s, &k)| *s += v[p] * k);
             }
-            for (q, y) in q.chunks_exact(self.d_state).zip(y.chunks_exact_mut(self.headdim)) {
+            for (q, y) in q.chunks_exact(d_state).zip(y.chunks_exact_mut(headdim)) {
                 y[p] = dot(row, q);
             }
         }
@@ -142,6 +143,8 @@ impl<R: Real> Scan<'_, R> {
     }
 }
 
+/// Rows of a state that go through all tokens together.
+const ROWS: usize = 8;
 /// Partial sums of a scalar product.
 const LANES: usize = 8;
 
