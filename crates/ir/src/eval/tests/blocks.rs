@@ -225,3 +225,47 @@ fn scan_does_not_depend_on_where_it_is_cut() -> Fallible<()> {
     }
     Ok(())
 }
+
+/// Vectors of the reference written with `NumPy`, computed there in f64 (its cases `conv_k4_0` and `ssd_0_h0`).
+#[test]
+fn reference_vectors() -> Fallible<()> {
+    let x = f32s(&[1, 1, 3], &[1.261_081_1, -0.210_809_36, -1.840_120_6]);
+    let w = f32s(
+        &[3, 4],
+        &[
+            -2.243_089_7,
+            1.087_346_1,
+            -0.521_410_6,
+            -1.748_107_1,
+            0.704_015_2,
+            -0.416_295_1,
+            -2.469_936_6,
+            -0.836_112_8,
+            -1.417_773_6,
+            0.303_312_6,
+            -0.525_565_45,
+            -1.336_665_3,
+        ],
+    );
+    let bias = f32s(&[3], &[0.755_166_6, 0.620_106_34, 0.998_103_86]);
+    let window =
+        [0.138_511_46, 2.032_531, -0.260_925_4, -0.296_592_7, 0.351_701_3, -1.963_502_6, -0.235_915_23, -0.299_693_82, 2.590_500_4];
+    let got = apply_in(Precision::F32, [&x, &w, &bias, &f32s(&[1, 3, 3], &window)], |_, [x, w, bias, state]| {
+        let (y, state_out) = x.conv1d(w, Some(bias), Some(state), None, false);
+        vec![y.silu(), state_out]
+    })?;
+    close(&got[0], &f32s(&[1, 1, 3], &[0.376_537_62, 5.264_358, 2.134_206]), 1e-6)?;
+    let window = [2.032_531, -0.260_925_4, 1.261_081_1, 0.351_701_3, -1.963_502_6, -0.210_809_36, -0.299_693_82, 2.590_500_4, -1.840_120_6];
+    assert_eq!(got[1], f32s(&[1, 3, 3], &window));
+
+    let [x, dt, b, c, h0] = [-0.559_719_56, 1.102_532_9, 1.828_124_4, 0.797_072_5, -0.725_893_f32].map(|x| f32s(&[1, 1, 1, 1], &[x]));
+    let got = apply_in(Precision::F32, [&x, &dt, &b, &c, &h0], |builder, [x, dt, b, c, h0]| {
+        let dt = (dt - 2.314_054_250_717_163).softplus();
+        let log_decay = (dt * builder.scalar(0.203_776_791_691_780_1).exp().neg()).reshape(vec![1, 1, 1]);
+        let [v, k, q] = [x * dt, b, c].map(|x| x.reshape(vec![1, 1, 1, 1, 1]));
+        let (y, h) = log_decay.scan(v, k, q, Some(h0), None, 0_usize);
+        vec![y.reshape(vec![1]).add(x.reshape(vec![1]) * -1.016_061_186_790_466_3), h]
+    })?;
+    close(&got[0], &f32s(&[1], &[-0.064_194_076]), 1e-6)?;
+    close(&got[1], &f32s(&[1, 1, 1, 1], &[-0.794_034_96]), 1e-6)
+}
