@@ -25,20 +25,7 @@ pub fn lower(ctx: &LowerCtx<'_>, bodies: &[Body], inline: &dyn Fn(ValueId) -> bo
     for &(old, new) in in_place {
         kb.update_in_place(StepValue::Graph(old), StepValue::Graph(new), ctx.graph.ty(new).dtype);
     }
-    let mut n_workgroups = 0;
-    let mut first = "0u".to_owned();
-    for (i, body) in bodies.iter().enumerate() {
-        let plan = BodyPlan::new(&mut kb, body);
-        let count = kb.num(&plan.n_workgroups);
-        n_workgroups += plan.n_workgroups.value();
-        let end = kb.fresh("end");
-        kb.line(format!("let {end} = {first} + {count};"));
-        let head = if i == 0 { format!("if (wg < {end})") } else { format!("if (wg >= {first} && wg < {end})") };
-        kb.open(head);
-        emit_body(&mut kb, body, &plan, &first);
-        kb.close();
-        first = end;
-    }
+    let n_workgroups = append_bodies(&mut kb, bodies, "0u", true);
     let computes = bodies.iter().flat_map(|body| body.outputs.iter().copied()).collect();
     let flops = bodies.iter().flat_map(|body| &body.outputs).map(|&out| ctx.graph.ty(out).n_elems()).sum();
     kb.finish(Finish {
@@ -50,6 +37,25 @@ pub fn lower(ctx: &LowerCtx<'_>, bodies: &[Body], inline: &dyn Fn(ValueId) -> bo
         flops,
         computes,
     })
+}
+
+/// Appends a range of workgroups of 64 invocations for each body, from workgroup `first`; gives their number. With `whole`
+/// nothing else stands in the kernel, so the first range needs no lower end.
+pub(super) fn append_bodies(kb: &mut KernelBuilder<'_>, bodies: &[Body], first: &str, whole: bool) -> u64 {
+    let mut n_workgroups = 0;
+    let mut first = first.to_owned();
+    for (i, body) in bodies.iter().enumerate() {
+        let plan = BodyPlan::new(kb, body);
+        let count = kb.num(&plan.n_workgroups);
+        n_workgroups += plan.n_workgroups.value();
+        let end = kb.fresh("end");
+        kb.line(format!("let {end} = {first} + {count};"));
+        kb.open(if whole && i == 0 { format!("if (wg < {end})") } else { format!("if (wg >= {first} && wg < {end})") });
+        emit_body(kb, body, &plan, &first);
+        kb.close();
+        first = end;
+    }
+    n_workgroups
 }
 
 /// How a body's domain is divided among invocations.

@@ -1,0 +1,228 @@
+//! The linear recurrence token by token, for a few tokens: decoding.
+//!
+//! A workgroup holds a few rows `p` of one head's state in registers, each row divided among lanes along `n`. For each token
+//! its `k`, `q` and `v` are put in workgroup memory once, whatever they take to compute, and the state never leaves
+//! registers until the last token.
+
+use super::elementwise;
+use super::scan::{Geometry, ScanItem, emit_row, emit_token, store_step_y};
+use super::tile::At;
+use crate::emit::{Finish, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
+use crate::emit::Index;
+use crate::step::{Step, StepValue};
+use monopass_ir::{DType, ValueId};
+
+/// Rows of the state a workgroup.
+const ROWS: u64 = 8;
+/// Invocations that share a row.
+const LANES: u64 = 8;
+
+/// The one step of a scan over at most [`super::scan::STEP_TOKENS`] tokens, with `item.extra` in workgroups of its own.
+#[must_use]
+pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bool) -> Option<Step> {
+    let mut kb = KernelBuilder::new(ctx, inline);
+    if let Some(state) = item.in_place {
+        kb.update_in_place(StepValue::Graph(state), StepValue::Graph(item.s_last), DType::F32);
+    }
+    let geometry = Geometry::new(&mut kb, item.y)?;
+    let kb_ref = &mut kb;
+    let tiles = Num::Static(geometry.headdim.value().div_ceil(ROWS));
+    let total = product([&geometry.batch, &geometry.heads, &tiles]);
+    let limit = kb_ref.num(&total);
+    let step = StepKernel { item, geometry: &geometry };
+    kb_ref.open(format!("if (wg < {limit})"));
+    let (heads, across) = (kb_ref.divisor(&geometry.heads), kb_ref.divisor(&tiles));
+    let tile = kb_ref.bind(format!("wg % {across}"));
+    let matrix = kb_ref.bind(format!("wg / {across}"));
+    let batch = kb_ref.bind(format!("{matrix} / {heads}"));
+    let head = kb_ref.bind(format!("{matrix} % {heads}"));
+    step.emit(kb_ref, &batch, &head, &tile);
+    kb_ref.close();
+    let extra = elementwise::append_bodies(kb_ref, &item.extra, &limit, false);
+    let state = product([&geometry.batch, &geometry.heads, &geometry.headdim, &geometry.d_state]).value();
+    let flops = state.saturating_mul((1 + 4 * geometry.ranks as u64) * geometry.len.value());
+    let mut computes: Vec<ValueId> = vec![item.y];
+    computes.extend(item.outputs.iter().copied().filter(|&out| out != item.y));
+    computes.push(item.s_last);
+    computes.extend(item.extra.iter().flat_map(|body| body.outputs.iter().copied()));
+    Some(kb.finish(Finish {
+        label: format!("scan_step {{rows = {ROWS}, lanes = {LANES}}}"),
+        comment: "S = exp(l) S + sum over r of v_r k_r, y_r = S q_r, token by token; a workgroup holds 8 rows of one head's state.".to_owned(),
+        workgroup_size: 64,
+        n_workgroups: total.value() + extra,
+        loop_trips: geometry.len.value().max(1) * geometry.d_state.value().div_ceil(64).max(LANES),
+        flops,
+        computes,
+    }))
+}
+
+struct StepKernel<'x> {
+    item: &'x ScanItem,
+    geometry: &'x Geometry,
+}
+
+impl StepKernel<'_> {
+    /// State elements of an invocation: groups of four, or single ones, a stride of lanes apart.
+    fn n_pieces(&self) -> u64 {
+        self.geometry.d_state.value().div_ceil(LANES * self.piece())
+    }
+
+    fn piece(&self) -> u64 {
+        if self.geometry.d_state.is_multiple_of_4() { 4 } else { 1 }
+    }
+
+    fn emit(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, tile: &str) {
+        let geometry = self.geometry;
+        self.declare(kb);
+        let row = kb.bind(format!("lid / {LANES}u"));
+        let lane = kb.bind(format!("lid % {LANES}u"));
+        let p = kb.bind(format!("{tile} * {ROWS}u + {row}"));
+        let last = geometry.headdim.value().saturating_sub(1);
+        let p_in = kb.bind(format!("min({p}, {last}u)"));
+        let group = geometry.group(kb, head);
+        let pieces: Vec<String> = (0..self.n_pieces()).map(|i| kb.bind(format!("({lane} + {}u) * {}u", i * LANES, self.piece()))).collect();
+        self.load_state(kb, batch, head, &p_in, &pieces);
+        let len = kb.num(&geometry.len);
+        kb.open(format!("for (var t = 0u; t < {len}; t += 1u)"));
+        self.stage_token(kb, batch, head, &group, tile);
+        self.update_and_read(kb, &row, &lane, &pieces);
+        self.store_rows(kb, batch, head, tile);
+        kb.close();
+        self.store_state(kb, batch, head, &p, &pieces);
+    }
+
+    fn declare(&self, kb: &mut KernelBuilder<'_>) {
+        let ranks = self.geometry.ranks as u64;
+        let words = ranks * self.geometry.d_state.value().div_ceil(4).max(1);
+        kb.global(&format!("var<workgroup> k_s: array<vec4<f32>, {words}>;\nvar<workgroup> q_s: array<vec4<f32>, {words}>;"), words * 32);
+        kb.global(&format!("var<workgroup> v_s: array<f32, {}>;\nvar<workgroup> decay_s: f32;", ranks * ROWS), ranks * ROWS * 4 + 4);
+        kb.global(&format!("var<workgroup> y_s: array<f32, {}>;", ranks * ROWS * LANES), ranks * ROWS * LANES * 4);
+    }
+
+    fn state_index(&self, value: ValueId, kb: &mut KernelBuilder<'_>, at: [&str; 3], n: &str) -> Index {
+        let sizes = kb.sizes(value);
+        let mut parts: Vec<Part> = at.iter().zip(&sizes).map(|(expr, size)| Part::new(*expr, vec![size.clone()], 1)).collect();
+        parts.push(Part::new(n, vec![sizes[3].clone()], self.piece()));
+        Index(parts)
+    }
+
+    fn load_state(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, p: &str, pieces: &[String]) {
+        let (ty, width) = if self.piece() == 4 { ("vec4<f32>", Width::Four) } else { ("f32", Width::One) };
+        for (i, n) in pieces.iter().enumerate() {
+            kb.line(format!("var s{i} = {ty}(0.0);"));
+            if let Some(s0) = self.geometry.s0 {
+                kb.open(format!("if ({n} < {}u)", self.geometry.d_state.value()));
+                let index = self.state_index(s0, kb, [batch, head, p], n);
+                let x = kb.emit(s0, &index, width);
+                kb.line(format!("s{i} = {x};"));
+                kb.close();
+            }
+        }
+    }
+
+    /// Puts a token's `k`, `q`, `v` and decay into workgroup memory.
+    fn stage_token(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, group: &str, tile: &str) {
+        let geometry = self.geometry;
+        let d_state = geometry.d_state.value();
+        for rank in 0..geometry.ranks {
+            let rank_text = format!("{rank}u");
+            let base = rank as u64 * d_state.div_ceil(4).max(1);
+            if self.piece() == 4 {
+                kb.open(format!("for (var w = lid; w < {}u; w += 64u)", d_state / 4));
+                let n = kb.bind("w * 4u");
+                for (value, array) in [(geometry.k, "k_s"), (geometry.q, "q_s")] {
+                    let x = emit_row(kb, value, [batch, "t", group, &rank_text], &At::new(n.clone(), 4), Width::Four);
+                    kb.line(format!("{array}[{base}u + w] = {x};"));
+                }
+            } else {
+                kb.open(format!("for (var w = lid; w < {d_state}u; w += 64u)"));
+                for (value, array) in [(geometry.k, "k_s"), (geometry.q, "q_s")] {
+                    let x = emit_row(kb, value, [batch, "t", group, &rank_text], &At::new("w", 1), Width::One);
+                    kb.line(format!("{array}[{base}u + w / 4u][w & 3u] = {x};"));
+                }
+            }
+            kb.close();
+        }
+        // The last invocations take v and the decay, so that a narrow state leaves them to others.
+        kb.open(format!("if (lid >= {}u)", 64 - ROWS));
+        let p = kb.bind(format!("min({tile} * {ROWS}u + lid - {}u, {}u)", 64 - ROWS, geometry.headdim.value().saturating_sub(1)));
+        for rank in 0..geometry.ranks {
+            let x = emit_row(kb, geometry.v, [batch, "t", head, &format!("{rank}u")], &At::new(p.clone(), 1), Width::One);
+            kb.line(format!("v_s[{}u + lid - {}u] = {x};", rank as u64 * ROWS, 64 - ROWS));
+        }
+        kb.close();
+        kb.open("if (lid == 0u)");
+        let log_decay = emit_token(kb, geometry.log_decay, &[batch, "t", head]);
+        let mut decay = format!("exp({log_decay})");
+        if let Some(reset) = geometry.reset {
+            let starts = emit_token(kb, reset, &[batch, "t"]);
+            decay = format!("select({decay}, 0.0, {starts} && t > 0u)");
+        }
+        kb.line(format!("decay_s = {decay};"));
+        kb.close();
+        kb.line("workgroupBarrier();");
+    }
+
+    /// Advances the state by a token and leaves the partial sums of `y` in workgroup memory.
+    fn update_and_read(&self, kb: &mut KernelBuilder<'_>, row: &str, lane: &str, pieces: &[String]) {
+        let geometry = self.geometry;
+        let (quad, words) = (self.piece() == 4, geometry.d_state.value().div_ceil(4).max(1));
+        let at = |array: &str, rank: usize, n: &str| {
+            let base = rank as u64 * words;
+            if quad { format!("{array}[{base}u + {n} / 4u]") } else { format!("{array}[{base}u + {n} / 4u][{n} & 3u]") }
+        };
+        for rank in 0..geometry.ranks {
+            kb.line(format!("var y{rank} = 0.0;"));
+        }
+        for (i, n) in pieces.iter().enumerate() {
+            kb.open(format!("if ({n} < {}u)", geometry.d_state.value()));
+            kb.line(format!("s{i} = s{i} * decay_s;"));
+            for rank in 0..geometry.ranks {
+                kb.line(format!("s{i} += v_s[{}u + {row}] * {};", rank as u64 * ROWS, at("k_s", rank, n)));
+            }
+            for rank in 0..geometry.ranks {
+                let q = at("q_s", rank, n);
+                kb.line(if quad { format!("y{rank} += dot(s{i}, {q});") } else { format!("y{rank} += s{i} * {q};") });
+            }
+            kb.close();
+        }
+        for rank in 0..geometry.ranks {
+            kb.line(format!("y_s[({}u + {row}) * {LANES}u + {lane}] = y{rank};", rank as u64 * ROWS));
+        }
+        kb.line("workgroupBarrier();");
+    }
+
+    /// One invocation a row and rank adds the partial sums, and stores what is fused to `y`.
+    fn store_rows(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, tile: &str) {
+        let geometry = self.geometry;
+        if !self.item.outputs.is_empty() {
+            kb.open(format!("for (var o = lid; o < {}u; o += 64u)", geometry.ranks as u64 * ROWS));
+            let rank = kb.bind(format!("o / {ROWS}u"));
+            let p = kb.bind(format!("{tile} * {ROWS}u + o % {ROWS}u"));
+            kb.open(format!("if ({p} < {}u)", geometry.headdim.value()));
+            let terms: Vec<String> = (0..LANES).map(|lane| format!("y_s[o * {LANES}u + {lane}u]")).collect();
+            let y = kb.bind(terms.join(" + "));
+            store_step_y(kb, self.item, geometry, [batch, "t", head, &rank], &p, &y);
+            kb.close();
+            kb.close();
+        }
+        // The next token overwrites what this one's rows are read from.
+        kb.line("workgroupBarrier();");
+    }
+
+    fn store_state(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, p: &str, pieces: &[String]) {
+        if !self.item.stores_state {
+            return;
+        }
+        let quad = self.piece() == 4;
+        kb.open(format!("if ({p} < {}u)", self.geometry.headdim.value()));
+        let name = kb.write(StepValue::Graph(self.item.s_last), DType::F32, quad);
+        for (i, n) in pieces.iter().enumerate() {
+            kb.open(format!("if ({n} < {}u)", self.geometry.d_state.value()));
+            let (flat, _) = self.state_index(self.item.s_last, kb, [batch, head, p], n).flat(kb);
+            kb.line(format!("{}_{name}({flat}, s{i});", if quad { "st4" } else { "st" }));
+            kb.close();
+        }
+        kb.close();
+    }
+}
