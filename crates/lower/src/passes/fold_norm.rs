@@ -1,0 +1,83 @@
+//! A scale by rows moves from before a matrix product to behind it.
+//!
+//! `(x * r * w) Wᵀ` with `r` one number a row equals `((x * w) Wᵀ) * r`: the product then need not wait for `r`, and
+//! the mean square that `r` is made of can be gathered while the product runs.
+//!
+//! - **Needs** a verified graph.
+//! - **Ensures** no left operand of a product that is read by products alone is scaled by rows.
+//! - **Order**: before `fuse`, which sees the product and the reduction apart.
+
+use super::rewrite::Rewriter;
+use monopass_ir::graph::Node;
+use monopass_ir::{DType, Graph, NodeId, Op, ValueId};
+
+/// The graph with row scales behind its products.
+#[must_use]
+pub fn fold_norm(graph: &Graph) -> Graph {
+    let uses = graph.uses();
+    let only_products = |value: ValueId| {
+        uses[value].iter().all(|&user: &NodeId| {
+            let node = graph.node(user);
+            matches!(node.op(), Some(Op::MatMul { transpose_a: false, .. })) && node.operands[0] == Some(value) && node.operands[1] != Some(value)
+        })
+    };
+    let mut rewriter = Rewriter::new(graph);
+    for (_, node) in graph.nodes() {
+        if folded(&mut rewriter, graph, node, &only_products).is_none() {
+            rewriter.copy(node);
+        }
+    }
+    rewriter.finish()
+}
+
+fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, only_products: &dyn Fn(ValueId) -> bool) -> Option<()> {
+    let op @ Op::MatMul { transpose_a: false, .. } = node.op()? else { return None };
+    let lhs = node.operands[0]?;
+    let out = node.results[0];
+    if !only_products(lhs) || graph.outputs.iter().chain(&graph.updates).any(|named| named.value == lhs) {
+        return None;
+    }
+    let shape = graph.ty(lhs).shape.clone();
+    if graph.ty(out).rank() != shape.len() || graph.ty(out).shape[..shape.len() - 1] != shape[..shape.len() - 1] || shape.last() == Some(&1) {
+        return None;
+    }
+    let mut factors = Vec::new();
+    collect_factors(graph, lhs, &shape, &mut factors);
+    let is_row = |value: &ValueId| {
+        let own = &graph.ty(*value).shape;
+        own.len() == shape.len() && own.last() == Some(&1)
+    };
+    let (rows, others): (Vec<ValueId>, Vec<ValueId>) = factors.into_iter().partition(is_row);
+    if rows.is_empty() || others.is_empty() {
+        return None;
+    }
+    let mut left = rewriter.get(others[0])?;
+    for &factor in &others[1..] {
+        let factor = rewriter.get(factor)?;
+        left = rewriter.push(Op::Mul {}, &[left, factor], node)?;
+    }
+    if rewriter.graph().ty(left).shape != shape {
+        return None;
+    }
+    let right = rewriter.get(node.operands[1]?)?;
+    let mut result = rewriter.push(op.clone(), &[left, right], node)?;
+    for &row in &rows {
+        let row = rewriter.get(row)?;
+        result = rewriter.push(Op::Mul {}, &[result, row], node)?;
+    }
+    rewriter.set(out, result);
+    Some(())
+}
+
+/// The factors of a product of f32 values of one shape or less.
+fn collect_factors(graph: &Graph, value: ValueId, shape: &[usize], factors: &mut Vec<ValueId>) {
+    let node = graph.def(value);
+    let is_product = matches!(node.op(), Some(Op::Mul {})) && graph.ty(value).shape == shape && graph.ty(value).dtype == DType::F32;
+    if is_product {
+        for operand in node.present_operands() {
+            collect_factors(graph, operand, shape, factors);
+        }
+    } else {
+        factors.push(value);
+    }
+}

@@ -1,0 +1,299 @@
+//! From decisions to clusters in an order in which they can run.
+
+use super::{Fuser, Fusion, Group, is_half, is_step_scan};
+use crate::kernels::elementwise::Body;
+use crate::kernels::matmul::Product;
+use crate::kernels::rows::Rows;
+use crate::kernels::scan::ScanItem;
+use monopass_ir::op::Class;
+use monopass_ir::{Graph, NodeId, Op, ValueId};
+use petgraph::graphmap::DiGraphMap;
+
+/// How many of the latest elementwise clusters a new body may join.
+const MERGE_WINDOW: usize = 4;
+
+/// Ops that share kernels.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// What it is built around.
+    pub kind: ClusterKind,
+    /// State and update where the update overwrites the state in the same kernel.
+    pub in_place: Vec<(ValueId, ValueId)>,
+    /// Values that it computes for itself although they are stored (by it or by others).
+    pub computes: Vec<ValueId>,
+    /// Nodes that could be left out if it binds too much, the last to join first.
+    pub droppable: Vec<NodeId>,
+}
+
+/// What a cluster is built around.
+#[derive(Clone, Debug)]
+pub enum ClusterKind {
+    /// Elementwise bodies.
+    Elementwise(Vec<Body>),
+    /// Reductions.
+    Rows(Rows),
+    /// A running sum.
+    Cumsum(ValueId),
+    /// A matrix product.
+    Product(Product),
+    /// A scan.
+    Scan(ScanItem),
+}
+
+impl Cluster {
+    /// Values that it leaves in memory.
+    #[must_use]
+    pub fn stores(&self) -> Vec<ValueId> {
+        match &self.kind {
+            ClusterKind::Elementwise(bodies) => bodies.iter().flat_map(|body| body.outputs.iter().copied()).collect(),
+            ClusterKind::Rows(rows) => rows.outputs.clone(),
+            ClusterKind::Cumsum(value) => vec![*value],
+            ClusterKind::Product(product) => product.outputs.clone(),
+            ClusterKind::Scan(scan) => {
+                let state = scan.stores_state.then_some(scan.s_last);
+                let extra = scan.extra.iter().flat_map(|body| body.outputs.iter().copied());
+                scan.outputs.iter().copied().chain(state).chain(extra).collect()
+            }
+        }
+    }
+}
+
+/// Builds the clusters, merges small ones, and orders them.
+pub(super) fn build(mut fuser: Fuser<'_>) -> Fusion {
+    let mut clusters: Vec<(Group, Cluster)> = Vec::new();
+    for group in 0..fuser.anchors.len() {
+        if let Some(cluster) = anchor_cluster(&fuser, group) {
+            clusters.push((group, cluster));
+        }
+    }
+    add_bodies(&mut fuser, &mut clusters);
+    mark_in_place(&fuser, &mut clusters);
+    let mut order = run_order(&fuser, &clusters);
+    let position = |group: Group| order.iter().position(|&other| other == group).unwrap_or(usize::MAX);
+    clusters.sort_by_key(|(group, _)| position(*group));
+    order.clear();
+    let mut not_fused = fuser.not_fused;
+    not_fused.dedup();
+    Fusion { clusters: clusters.into_iter().map(|(_, cluster)| cluster).collect(), stored: fuser.stored, not_fused }
+}
+
+fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
+    let graph = fuser.graph;
+    let anchor = &fuser.anchors[group];
+    let node = graph.node(anchor.node);
+    let is_stored = |value: &ValueId| fuser.stored.contains(value);
+    let primary = node.results[0];
+    let outputs: Vec<ValueId> = std::iter::once(primary).chain(anchor.epilogue.iter().copied()).filter(is_stored).collect();
+    let state = node.results.get(1).copied().filter(|value| is_stored(value));
+    if outputs.is_empty() && state.is_none() {
+        return None;
+    }
+    let operand = node.operands.first().copied().flatten()?;
+    let kind = match node.op()? {
+        Op::MatMul { .. } => ClusterKind::Product(Product { anchor: primary, sides: anchor.sides.clone(), outputs }),
+        Op::Scan { .. } => ClusterKind::Scan(ScanItem {
+            y: primary,
+            s_last: node.results[1],
+            stores_state: state.is_some(),
+            in_place: None,
+            outputs,
+            extra: Vec::new(),
+        }),
+        Op::Cumsum { .. } => ClusterKind::Cumsum(primary),
+        Op::Sum { axes, .. } | Op::Mean { axes, .. } | Op::ReduceMax { axes, .. } => {
+            ClusterKind::Rows(Rows { domain: operand, axes: axes.clone(), reductions: vec![primary], outputs })
+        }
+        Op::Argmax { axis } => ClusterKind::Rows(Rows { domain: operand, axes: vec![*axis], reductions: vec![primary], outputs }),
+        _ => return None,
+    };
+    let droppable = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
+    Some(Cluster { kind, in_place: Vec::new(), computes: anchor.epilogue.clone(), droppable })
+}
+
+/// A body for each stored value that no anchor computes; bodies join clusters that they do not have to wait for.
+fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
+    let graph = fuser.graph;
+    let loose: Vec<ValueId> = graph
+        .nodes()
+        .flat_map(|(_, node)| node.results.iter().copied())
+        .filter(|value| fuser.stored.contains(value) && !fuser.group_of.contains_key(*value))
+        .collect();
+    for value in loose {
+        let needs: Vec<Group> = graph.def(value).present_operands().flat_map(|operand| fuser.groups_behind(operand)).collect();
+        let host = if fuser.options.fuse && !fuser.forbidden.merge.contains(&value) { find_host(fuser, clusters, value, &needs) } else { None };
+        if let Some(host) = host {
+            let (group, cluster) = &mut clusters[host];
+            join(graph, cluster, value);
+            cluster.droppable.push(fuser.graph.value(value).node);
+            fuser.links.extend(*group, needs);
+            let group = *group;
+            fuser.group_of.insert(value, group);
+            continue;
+        }
+        let group = fuser.links.add(needs);
+        fuser.group_of.insert(value, group);
+        let kind = ClusterKind::Elementwise(vec![Body { outputs: vec![value] }]);
+        clusters.push((group, Cluster { kind, in_place: Vec::new(), computes: vec![value], droppable: Vec::new() }));
+    }
+}
+
+fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], value: ValueId, needs: &[Group]) -> Option<usize> {
+    let fits = |&(idx, (group, cluster)): &(usize, &(Group, Cluster))| -> bool {
+        let _ = idx;
+        takes_body(fuser, cluster, value) && !fuser.links.would_cycle(*group, needs) && !(needs.contains(group) && !same_order(fuser, cluster, value))
+    };
+    let of_class = |wanted: fn(&ClusterKind) -> bool| {
+        clusters.iter().enumerate().rev().filter(move |(_, (_, cluster))| wanted(&cluster.kind)).take(MERGE_WINDOW)
+    };
+    let rows = of_class(|kind| matches!(kind, ClusterKind::Rows(_))).find(fits);
+    let scans = || of_class(|kind| matches!(kind, ClusterKind::Scan(_))).find(fits);
+    let bodies = || of_class(|kind| matches!(kind, ClusterKind::Elementwise(_))).find(fits);
+    rows.or_else(scans).or_else(bodies).map(|(idx, _)| idx)
+}
+
+/// Whether a cluster of its kind can compute `value` beside what it does.
+fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
+    let graph = fuser.graph;
+    match &cluster.kind {
+        ClusterKind::Elementwise(_) => true,
+        ClusterKind::Scan(scan) => {
+            let node = graph.value(scan.y).node;
+            is_step_scan(graph, node) && !is_half(graph.ty(value).dtype) && !reads_any(fuser, value, &cluster.stores())
+        }
+        // The second pass over a row writes values of the unreduced shape that are made from the row's result.
+        ClusterKind::Rows(rows) => {
+            let is_elementwise = graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
+            is_elementwise
+                && !is_half(graph.ty(value).dtype)
+                && graph.ty(value).shape == graph.ty(rows.domain).shape
+                && reads_any(fuser, value, &rows.reductions)
+        }
+        ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
+    }
+}
+
+/// Whether computing `value` inline meets one of `others`.
+fn reads_any(fuser: &Fuser<'_>, value: ValueId, others: &[ValueId]) -> bool {
+    let mut open: Vec<ValueId> = fuser.graph.def(value).present_operands().collect();
+    let mut seen = Vec::new();
+    while let Some(operand) = open.pop() {
+        if others.contains(&operand) {
+            return true;
+        }
+        if seen.contains(&operand) || fuser.stored.contains(&operand) {
+            continue;
+        }
+        seen.push(operand);
+        open.extend(fuser.graph.def(operand).present_operands());
+    }
+    false
+}
+
+/// Whether a value that needs a cluster's results can still join it, because it computes them again at its own index.
+fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
+    match &cluster.kind {
+        ClusterKind::Rows(_) => true,
+        ClusterKind::Elementwise(bodies) => {
+            let n = fuser.n_elems(value);
+            // Only plain elementwise chains are recomputed; a window or a gather would repeat its work.
+            let is_elementwise = fuser.graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
+            is_elementwise && bodies.iter().flat_map(|body| &body.outputs).all(|&out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
+        }
+        ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scan(_) => false,
+    }
+}
+
+fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId) {
+    cluster.computes.push(value);
+    match &mut cluster.kind {
+        ClusterKind::Elementwise(bodies) => join_bodies(graph, bodies, value),
+        ClusterKind::Scan(scan) => join_bodies(graph, &mut scan.extra, value),
+        ClusterKind::Rows(rows) => rows.outputs.push(value),
+        ClusterKind::Cumsum(_) | ClusterKind::Product(_) => {}
+    }
+}
+
+/// Values of one shape share a body, so that what they have in common is computed once.
+fn join_bodies(graph: &Graph, bodies: &mut Vec<Body>, value: ValueId) {
+    let shape = &graph.ty(value).shape;
+    match bodies.iter_mut().find(|body| graph.ty(body.outputs[0]).shape == *shape) {
+        Some(body) => body.outputs.push(value),
+        None => bodies.push(Body { outputs: vec![value] }),
+    }
+}
+
+/// A state whose only reader is the kernel that replaces it, element by element, is replaced where it lies.
+fn mark_in_place(fuser: &Fuser<'_>, clusters: &mut [(Group, Cluster)]) {
+    let graph = fuser.graph;
+    for update in &graph.updates {
+        let Some((_, state)) = graph.states().find(|(name, _)| *name == update.name) else { continue };
+        if fuser.uses[state].len() != 1 || fuser.named.contains(&state) {
+            continue;
+        }
+        let reader = fuser.uses[state][0];
+        for (_, cluster) in clusters.iter_mut() {
+            match &mut cluster.kind {
+                ClusterKind::Scan(scan) if scan.s_last == update.value => {
+                    let node = graph.node(reader);
+                    let reads_it = node.results.contains(&scan.y) && graph.operand(node, "s0") == Some(state);
+                    if reads_it && scan.stores_state {
+                        scan.in_place = Some(state);
+                    }
+                }
+                ClusterKind::Elementwise(bodies) => {
+                    let own_body = bodies.iter().any(|body| body.outputs == [update.value]);
+                    if own_body && graph.ty(state) == graph.ty(update.value) && elementwise_path(fuser, update.value, state) {
+                        cluster.in_place.push((state, update.value));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Whether `from` is made from `state` by elementwise ops of one shape alone, none of them stored elsewhere.
+fn elementwise_path(fuser: &Fuser<'_>, from: ValueId, state: ValueId) -> bool {
+    let node = fuser.graph.def(from);
+    let same_shape = fuser.graph.ty(from).shape == fuser.graph.ty(state).shape;
+    let is_elementwise = node.op().is_some_and(|op| op.class() == Class::Elementwise);
+    is_elementwise
+        && same_shape
+        && node.present_operands().any(|operand| {
+            operand == state || (!fuser.stored.contains(&operand) && fuser.uses[operand].len() == 1 && elementwise_path(fuser, operand, state))
+        })
+}
+
+/// Groups in an order in which what they need comes before; ties in the order of creation.
+fn run_order(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)]) -> Vec<Group> {
+    let mut needs = DiGraphMap::<Group, ()>::new();
+    for group in 0..fuser.links.len() {
+        needs.add_node(group);
+    }
+    for group in 0..fuser.links.len() {
+        for need in fuser.links.needs(group) {
+            needs.add_edge(need, group, ());
+        }
+    }
+    // The position of a group's first node in the graph breaks ties, so that the order is the builder's where it can be.
+    let graph = fuser.graph;
+    let place_of = |group: Group| -> usize {
+        let node = clusters.iter().find(|(own, _)| *own == group).and_then(|(_, cluster)| cluster.stores().first().map(|&value| graph.value(value).node));
+        node.and_then(|node| graph.nodes().position(|(id, _)| id == node)).unwrap_or(usize::MAX)
+    };
+    let places: Vec<usize> = (0..fuser.links.len()).map(place_of).collect();
+    let mut waiting: Vec<usize> = (0..fuser.links.len()).map(|group| needs.neighbors_directed(group, petgraph::Direction::Incoming).count()).collect();
+    let mut ready: std::collections::BTreeSet<(usize, Group)> =
+        (0..fuser.links.len()).filter(|&group| waiting[group] == 0).map(|group| (places[group], group)).collect();
+    let mut order = Vec::new();
+    while let Some((_, group)) = ready.pop_first() {
+        order.push(group);
+        for next in needs.neighbors(group) {
+            waiting[next] -= 1;
+            if waiting[next] == 0 {
+                ready.insert((places[next], next));
+            }
+        }
+    }
+    order
+}

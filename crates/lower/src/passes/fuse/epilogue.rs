@@ -1,0 +1,145 @@
+//! Elementwise ops join the anchor whose result they take; row sums of a product's left operand join the product.
+
+use super::{Fuser, Group, is_half};
+use monopass_ir::graph::NodeKind;
+use monopass_ir::op::Class;
+use monopass_ir::{NodeId, Op, ValueId};
+
+/// Lets every elementwise op join the latest anchor group it can.
+pub(super) fn absorb(fuser: &mut Fuser<'_>) {
+    let nodes: Vec<NodeId> = fuser.graph.nodes().map(|(id, _)| id).collect();
+    for id in nodes {
+        try_absorb(fuser, id);
+    }
+    release_trailing_views(fuser);
+}
+
+fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
+    let node = fuser.graph.node(id);
+    let NodeKind::Op(op) = &node.kind else { return };
+    let keeps_order = matches!(op, Op::Reshape { .. }) && fuser.options.views;
+    let result = node.results[0];
+    if !(op.class() == Class::Elementwise || keeps_order) || fuser.n_elems(result) == 0 {
+        return;
+    }
+    let mut candidates: Vec<Group> = node.present_operands().filter_map(|operand| candidate(fuser, operand, result)).collect();
+    candidates.sort_unstable();
+    candidates.dedup();
+    if candidates.is_empty() {
+        return;
+    }
+    let label = fuser.label(result);
+    if fuser.forbidden.epilogue.contains(&id) {
+        return;
+    }
+    if is_half(fuser.graph.ty(result).dtype) {
+        fuser.not_fused.push(format!("{label}: a 16-bit result is stored two at a time, by a kernel of its own"));
+        return;
+    }
+    for group in candidates.into_iter().rev() {
+        let needs: Vec<Group> = node.present_operands().flat_map(|operand| fuser.groups_behind(operand)).collect();
+        if fuser.links.would_cycle(group, &needs) {
+            fuser.not_fused.push(format!("{label}: another operand needs the result that it would be fused to"));
+            continue;
+        }
+        fuser.links.extend(group, needs);
+        fuser.group_of.insert(result, group);
+        fuser.anchors[group].epilogue.push(result);
+        return;
+    }
+}
+
+/// The group whose epilogue could compute `result` from `operand`.
+fn candidate(fuser: &Fuser<'_>, operand: ValueId, result: ValueId) -> Option<Group> {
+    let &group = fuser.group_of.get(operand)?;
+    let anchor = fuser.graph.node(fuser.anchors[group].node);
+    let (primary, secondary) = (anchor.results[0], anchor.results.get(1));
+    // The second result of a scan is written by another kernel than the first.
+    let fits = fuser.n_elems(operand) == fuser.n_elems(primary) && fuser.n_elems(result) == fuser.n_elems(primary) && secondary != Some(&operand);
+    let takes_epilogue = match anchor.op()? {
+        Op::Cumsum { .. } | Op::Argmax { .. } => false,
+        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } => !is_half(fuser.graph.ty(primary).dtype),
+        _ => true,
+    };
+    (fits && takes_epilogue).then_some(group)
+}
+
+/// A reshape at the end of an epilogue is a view for its readers, not a second copy of the result.
+fn release_trailing_views(fuser: &mut Fuser<'_>) {
+    for group in 0..fuser.anchors.len() {
+        let mut kept = fuser.anchors[group].epilogue.clone();
+        while let Some(idx) = kept.iter().rposition(|&value| {
+            let is_reshape = matches!(fuser.graph.def(value).op(), Some(Op::Reshape { .. }));
+            let feeds_group = fuser.uses[value].iter().any(|&user| fuser.graph.node(user).results.iter().any(|result| kept.contains(result)));
+            is_reshape && !feeds_group && !fuser.named.contains(&value)
+        }) {
+            let value = kept.remove(idx);
+            fuser.group_of.remove(value);
+        }
+        fuser.anchors[group].epilogue = kept;
+    }
+}
+
+/// A sum or mean over K of a value shaped like a product's left operand, read only by that product's epilogue, is gathered
+/// while the product runs.
+pub(super) fn add_sides(fuser: &mut Fuser<'_>) {
+    for reduction in 0..fuser.anchors.len() {
+        if let Some(products) = products_that_need(fuser, reduction) {
+            let result = fuser.graph.node(fuser.anchors[reduction].node).results[0];
+            // The reduction and what is computed from it by rows become inline in each product.
+            for value in std::mem::take(&mut fuser.anchors[reduction].epilogue) {
+                fuser.group_of.remove(value);
+            }
+            let needs: Vec<Group> = fuser.links.needs(reduction).collect();
+            for group in products {
+                fuser.anchors[group].sides.push(result);
+                fuser.links.extend(group, needs.clone());
+            }
+            fuser.group_of.remove(result);
+            fuser.anchors[reduction].sides.push(result);
+        }
+    }
+}
+
+/// The products in whose epilogues alone a row reduction ends, if there are any and all allow it.
+fn products_that_need(fuser: &Fuser<'_>, reduction: Group) -> Option<Vec<Group>> {
+    let node = fuser.graph.node(fuser.anchors[reduction].node);
+    let (Op::Sum { axes, keepdims: true } | Op::Mean { axes, keepdims: true }) = node.op()? else { return None };
+    let summand = node.operands.first().copied().flatten()?;
+    let shape = &fuser.graph.ty(summand).shape;
+    if axes.as_slice() != [shape.len().checked_sub(1)?] || fuser.graph.ty(summand).dtype != monopass_ir::DType::F32 {
+        return None;
+    }
+    let mut products = Vec::new();
+    let mut open = vec![node.results[0]];
+    let mut seen = Vec::new();
+    while let Some(value) = open.pop() {
+        if seen.contains(&value) {
+            continue;
+        }
+        seen.push(value);
+        if fuser.named.contains(&value) || fuser.uses[value].is_empty() {
+            return None;
+        }
+        for &user in &fuser.uses[value] {
+            let result = *fuser.graph.node(user).results.first()?;
+            match fuser.group_of.get(result) {
+                Some(&group) if group == reduction => open.push(result),
+                Some(&group) if takes_side(fuser, group, shape) && fuser.anchors[group].epilogue.contains(&result) => products.push(group),
+                _ => return None,
+            }
+        }
+    }
+    products.sort_unstable();
+    products.dedup();
+    let needs: Vec<Group> = fuser.links.needs(reduction).collect();
+    let fits = products.iter().all(|&group| !fuser.links.would_cycle(group, &needs));
+    (!products.is_empty() && fits).then_some(products)
+}
+
+fn takes_side(fuser: &Fuser<'_>, group: Group, shape: &[usize]) -> bool {
+    let node = fuser.graph.node(fuser.anchors[group].node);
+    let Some(Op::MatMul { transpose_a: false, .. }) = node.op() else { return false };
+    let fits = node.operands.first().copied().flatten().is_some_and(|lhs| fuser.graph.ty(lhs).shape == shape);
+    fits && fuser.anchors[group].sides.len() < 2
+}

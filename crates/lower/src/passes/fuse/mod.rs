@@ -1,0 +1,205 @@
+//! Fusion: which ops share a kernel.
+//!
+//! - **Needs** a verified graph in which no output or update is a source, and the norm fold of [`super::fold_norm`].
+//! - **Ensures** every value that a cluster stores is stored by exactly one cluster, clusters are in an order in which what
+//!   they read has been stored, and no cluster binds more than the target allows.
+//! - **Order**: last of the graph passes, since it fixes what is stored.
+//!
+//! Heavy ops (matrix products, reductions, prefixes, scans) are *anchors*, one cluster each. Elementwise ops over the result
+//! of an anchor join its *epilogue*; sums over K of the left operand of a product join it as *sides*; everything else
+//! that can be computed at an index is *inline*, computed wherever it is needed, unless that would repeat heavy work,
+//! in which case it is stored by an elementwise cluster.
+
+mod clusters;
+mod decide;
+mod epilogue;
+mod links;
+
+pub use clusters::{Cluster, ClusterKind};
+
+use crate::dynamic::DynamicAxes;
+use crate::target::Target;
+use indexmap::IndexSet;
+use links::Links;
+use monopass_ir::graph::NodeKind;
+use monopass_ir::op::Class;
+use monopass_ir::{DType, Graph, NodeId, Op, ValueId};
+use slotmap::SecondaryMap;
+
+/// Which fusions are allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FuseOptions {
+    /// Off: one kernel an op.
+    pub fuse: bool,
+    /// Off: every view (reshape, permute, slice, broadcast) is a copy kernel.
+    pub views: bool,
+}
+
+/// The clusters of a graph, in order.
+#[derive(Debug, Default)]
+pub struct Fusion {
+    /// Clusters in an order in which they can run.
+    pub clusters: Vec<Cluster>,
+    /// Values that have storage of their own.
+    pub stored: IndexSet<ValueId>,
+    /// What was not fused, and why, in graph order.
+    pub not_fused: Vec<String>,
+}
+
+/// What an earlier attempt found not to fit, so that the next one leaves it out.
+#[derive(Debug, Default)]
+pub struct Forbidden {
+    /// Nodes that may not join an epilogue.
+    pub epilogue: IndexSet<NodeId>,
+    /// Values that must be stored.
+    pub inline: IndexSet<ValueId>,
+    /// Values whose body may not join another cluster.
+    pub merge: IndexSet<ValueId>,
+    /// Reasons to print.
+    pub reasons: Vec<String>,
+}
+
+/// Groups the ops of a graph.
+#[must_use]
+pub fn fuse(graph: &Graph, target: &Target, dynamic: &DynamicAxes, options: FuseOptions, forbidden: &Forbidden) -> Fusion {
+    let mut fuser = Fuser::new(graph, target, dynamic, options, forbidden);
+    fuser.claim_anchors();
+    if options.fuse {
+        epilogue::absorb(&mut fuser);
+        epilogue::add_sides(&mut fuser);
+    }
+    decide::store(&mut fuser);
+    clusters::build(fuser)
+}
+
+/// What an anchor's cluster is called while it grows.
+type Group = usize;
+
+#[derive(Clone, Debug)]
+struct Anchor {
+    node: NodeId,
+    /// Values computed in the epilogue, in graph order; the anchor's own results are not among them.
+    epilogue: Vec<ValueId>,
+    sides: Vec<ValueId>,
+}
+
+#[derive(Debug)]
+struct Fuser<'a> {
+    graph: &'a Graph,
+    target: &'a Target,
+    #[allow(dead_code, reason = "fusion rules may ask which sizes vary")]
+    dynamic: &'a DynamicAxes,
+    options: FuseOptions,
+    forbidden: &'a Forbidden,
+    uses: SecondaryMap<ValueId, Vec<NodeId>>,
+    named: IndexSet<ValueId>,
+    anchors: Vec<Anchor>,
+    /// The group that computes a value; anchors' results, epilogues and sides.
+    group_of: SecondaryMap<ValueId, Group>,
+    links: Links,
+    stored: IndexSet<ValueId>,
+    not_fused: Vec<String>,
+}
+
+impl<'a> Fuser<'a> {
+    fn new(graph: &'a Graph, target: &'a Target, dynamic: &'a DynamicAxes, options: FuseOptions, forbidden: &'a Forbidden) -> Self {
+        let named = graph.outputs.iter().chain(&graph.updates).map(|named| named.value).collect();
+        Self {
+            graph,
+            target,
+            dynamic,
+            options,
+            forbidden,
+            uses: graph.uses(),
+            named,
+            anchors: Vec::new(),
+            group_of: SecondaryMap::new(),
+            links: Links::default(),
+            stored: IndexSet::new(),
+            not_fused: forbidden.reasons.clone(),
+        }
+    }
+
+    /// One group for each anchor, linked to the groups it needs.
+    fn claim_anchors(&mut self) {
+        for (id, node) in self.graph.nodes() {
+            if node.op().is_none_or(is_inline_op) {
+                continue;
+            }
+            let needs: Vec<Group> = node.present_operands().flat_map(|operand| self.groups_behind(operand)).collect();
+            let group = self.links.add(needs);
+            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new() });
+            for &result in &node.results {
+                self.group_of.insert(result, group);
+            }
+        }
+    }
+
+    /// Groups that must have run before a value can be computed or loaded: those met first on each way back.
+    fn groups_behind(&self, value: ValueId) -> Vec<Group> {
+        let mut found = IndexSet::new();
+        let mut seen: IndexSet<ValueId> = IndexSet::new();
+        let mut open = vec![value];
+        while let Some(value) = open.pop() {
+            if !seen.insert(value) {
+                continue;
+            }
+            if let Some(&group) = self.group_of.get(value) {
+                found.insert(group);
+            } else {
+                open.extend(self.graph.def(value).present_operands());
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    fn node_of(&self, value: ValueId) -> NodeId {
+        self.graph.value(value).node
+    }
+
+    fn n_elems(&self, value: ValueId) -> u64 {
+        self.graph.ty(value).n_elems()
+    }
+
+    fn label(&self, value: ValueId) -> String {
+        format!("%{} {}", self.graph.numbering().of(value), self.graph.def(value).mnemonic())
+    }
+}
+
+/// Whether an op can be computed at an index by the emitter.
+#[must_use]
+pub fn is_inline_op(op: &Op) -> bool {
+    match op.class() {
+        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => true,
+        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
+    }
+}
+
+/// Whether an op only gives its operand another index.
+#[must_use]
+pub fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } | Op::Broadcast { .. })
+}
+
+/// Whether computing an op again and again costs more than loading its result.
+fn is_heavy(op: &Op) -> bool {
+    match op {
+        Op::Exp {} | Op::Log {} | Op::Sqrt {} | Op::Rsqrt {} | Op::Sigmoid {} | Op::Silu {} | Op::Softplus {} | Op::Tanh {} | Op::Sin {}
+        | Op::Cos {} | Op::Div {} | Op::Gather {} | Op::Conv1d { .. } | Op::Concat { .. } | Op::Pad { .. } => true,
+        Op::Neg {} | Op::Abs {} | Op::Floor {} | Op::Not {} | Op::Clamp { .. } | Op::Cast { .. } | Op::Add {} | Op::Sub {} | Op::Mul {}
+        | Op::Max {} | Op::Min {} | Op::Eq {} | Op::Ne {} | Op::Lt {} | Op::Le {} | Op::And {} | Op::Or {} | Op::Select {} | Op::Reshape { .. }
+        | Op::Permute { .. } | Op::Slice { .. } | Op::Broadcast { .. } | Op::Iota { .. } | Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. }
+        | Op::Argmax { .. } | Op::Cumsum { .. } | Op::MatMul { .. } | Op::Scan { .. } => false,
+    }
+}
+
+const fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::Bf16)
+}
+
+/// Whether a scan takes the step kernel.
+fn is_step_scan(graph: &Graph, node: NodeId) -> bool {
+    let node = graph.node(node);
+    let len = node.operands.first().copied().flatten().map_or(0, |value| graph.ty(value).shape[1]);
+    matches!(node.kind, NodeKind::Op(Op::Scan { .. })) && len <= crate::kernels::scan::STEP_TOKENS
+}

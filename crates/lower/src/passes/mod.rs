@@ -1,0 +1,7 @@
+//! Passes over the graph, one file each. Their order stands in [`crate::compile`].
+
+pub mod canonicalize;
+pub mod fold_norm;
+pub mod fuse;
+pub mod prepare;
+mod rewrite;

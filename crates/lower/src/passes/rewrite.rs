@@ -1,0 +1,69 @@
+//! Rebuilding a graph node by node, for passes that replace some of them.
+
+use monopass_ir::graph::{Named, Node, NodeKind};
+use monopass_ir::{Graph, Op, TensorType, ValueId};
+use slotmap::SecondaryMap;
+use std::sync::Arc;
+
+/// The graph being written, and what became of the values of the old one.
+#[derive(Debug)]
+pub(super) struct Rewriter<'a> {
+    old: &'a Graph,
+    new: Graph,
+    map: SecondaryMap<ValueId, ValueId>,
+}
+
+impl<'a> Rewriter<'a> {
+    pub(super) fn new(old: &'a Graph) -> Self {
+        Self { old, new: Graph::new(old.name.clone()), map: SecondaryMap::new() }
+    }
+
+    /// The new value that stands for an old one.
+    pub(super) fn get(&self, old: ValueId) -> Option<ValueId> {
+        self.map.get(old).copied()
+    }
+
+    /// Lets `new` stand for `old`.
+    pub(super) fn set(&mut self, old: ValueId, new: ValueId) {
+        self.map.insert(old, new);
+    }
+
+    /// The graph so far.
+    pub(super) fn graph(&self) -> &Graph {
+        &self.new
+    }
+
+    /// New operands of an old node.
+    pub(super) fn operands(&self, node: &Node) -> Vec<Option<ValueId>> {
+        node.operands.iter().map(|operand| operand.and_then(|value| self.get(value))).collect()
+    }
+
+    /// Copies a node as it is.
+    pub(super) fn copy(&mut self, node: &Node) {
+        let operands = self.operands(node);
+        let types: Vec<TensorType> = node.results.iter().map(|&result| self.old.ty(result).clone()).collect();
+        let results = self.new.push_unchecked(node.kind.clone(), operands, types, Arc::clone(&node.scope));
+        for (&old, new) in node.results.iter().zip(results) {
+            self.set(old, new);
+        }
+    }
+
+    /// Appends an op in the scope of `near`; `None` if its operands do not fit, which leaves the caller to copy instead.
+    pub(super) fn push(&mut self, op: Op, operands: &[ValueId], near: &Node) -> Option<ValueId> {
+        let operands = operands.iter().map(|&value| Some(value)).collect();
+        self.new.push_op(op, operands, Arc::clone(&near.scope), near.location).ok()?.first().copied()
+    }
+
+    /// Appends a constant in the scope of `near`.
+    pub(super) fn constant(&mut self, number: f64, ty: TensorType, near: &Node) -> ValueId {
+        self.new.push_source(NodeKind::Const(number), ty, Arc::clone(&near.scope), near.location)
+    }
+
+    /// The finished graph, with the old one's outputs and updates.
+    pub(super) fn finish(mut self) -> Graph {
+        let rename = |named: &Named| Some(Named { name: named.name.clone(), value: self.map.get(named.value).copied()? });
+        self.new.outputs = self.old.outputs.iter().filter_map(rename).collect();
+        self.new.updates = self.old.updates.iter().filter_map(rename).collect();
+        self.new
+    }
+}
