@@ -635,3 +635,25 @@ pub(super) fn store_step_y(kb: &mut KernelBuilder<'_>, item: &ScanItem, geometry
         super::store_like(kb, out, &index, Width::One);
     }
 }
+
+/// Whether a scan takes the step kernel.
+#[must_use]
+pub fn is_step(graph: &monopass_ir::Graph, y: ValueId) -> bool {
+    graph.ty(y).shape.get(1).is_some_and(|&len| len <= STEP_TOKENS)
+}
+
+/// The sizes that the kernels cannot take, as errors.
+///
+/// # Errors
+/// [`crate::LowerError::Limit`] for more ranks than a chunk has positions.
+pub fn check_limits(ctx: &LowerCtx<'_>, item: &ScanItem) -> Result<(), crate::LowerError> {
+    let ranks = ctx.graph.ty(item.y).shape[3];
+    if ranks > CHUNK_POSITIONS {
+        return Err(crate::LowerError::Limit {
+            what: format!("scan: {ranks} ranks are over the {CHUNK_POSITIONS} positions of a chunk"),
+            site: Box::new(monopass_ir::error::OpSite::of(ctx.graph, item.y)),
+            help: format!("use at most {CHUNK_POSITIONS} ranks"),
+        });
+    }
+    Ok(())
+}

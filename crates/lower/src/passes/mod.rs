@@ -5,3 +5,4 @@ pub mod fold_norm;
 pub mod fuse;
 pub mod prepare;
 mod rewrite;
+pub mod schedule;

@@ -297,3 +297,130 @@ fn run_order(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)]) -> Vec<Group> {
     }
     order
 }
+
+impl Cluster {
+    /// Values whose computation the cluster is: its results, stored or not.
+    #[must_use]
+    pub fn roots(&self) -> Vec<ValueId> {
+        let mut roots = self.stores();
+        match &self.kind {
+            ClusterKind::Product(product) => {
+                roots.push(product.anchor);
+                roots.extend(&product.sides);
+            }
+            ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last]),
+            ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
+            ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) => {}
+        }
+        roots
+    }
+}
+
+/// Finds something to leave out of a cluster that binds too much; false if nothing can be.
+pub fn shrink(graph: &Graph, cluster: &Cluster, fusion: &Fusion, bound: usize, target: &crate::Target, forbidden: &mut super::Forbidden) -> bool {
+    let numbering = graph.numbering();
+    let limit = target.max_storage_buffers;
+    let mut note = |value: ValueId| {
+        let label = format!("%{} {}", numbering.of(value), graph.def(value).mnemonic());
+        forbidden.reasons.push(format!("{label}: its kernel would bind {bound} buffers where {} has {limit}", target.name));
+    };
+    if let Some(&node) = cluster.droppable.last() {
+        let value = graph.node(node).results.iter().copied().find(|value| cluster.computes.contains(value));
+        let is_body = matches!(cluster.kind, ClusterKind::Elementwise(_)) || value.is_some_and(|value| is_extra(cluster, value));
+        if let Some(value) = value {
+            note(value);
+            if is_body {
+                forbidden.merge.insert(value);
+            } else {
+                forbidden.epilogue.insert(node);
+            }
+            return true;
+        }
+    }
+    // The inline value with most loads behind it is stored instead.
+    let roots = cluster.roots();
+    let mut candidates: Vec<(usize, ValueId)> = Vec::new();
+    for value in inline_values(graph, cluster, fusion) {
+        let is_op = graph.def(value).op().is_some_and(|op| super::is_inline_op(op) && !super::is_view(op));
+        if is_op && !roots.contains(&value) && !forbidden.inline.contains(&value) {
+            candidates.push((leaves(graph, fusion, value).len(), value));
+        }
+    }
+    let Some(&(n, value)) = candidates.iter().max_by_key(|(n, value)| (*n, std::cmp::Reverse(numbering.of(*value)))) else { return false };
+    if n < 2 {
+        return false;
+    }
+    note(value);
+    forbidden.inline.insert(value);
+    true
+}
+
+fn is_extra(cluster: &Cluster, value: ValueId) -> bool {
+    match &cluster.kind {
+        ClusterKind::Scan(scan) => scan.extra.iter().any(|body| body.outputs.contains(&value)),
+        ClusterKind::Rows(rows) => rows.outputs.last() == Some(&value) && cluster.computes.last() == Some(&value) && rows.outputs.len() > 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
+    }
+}
+
+/// Values computed inline in a cluster, in the order of a walk from its roots.
+fn inline_values(graph: &Graph, cluster: &Cluster, fusion: &Fusion) -> Vec<ValueId> {
+    let mut open = cluster.roots();
+    let roots = open.clone();
+    let mut seen = Vec::new();
+    while let Some(value) = open.pop() {
+        let is_own = roots.contains(&value) || cluster.computes.contains(&value) || !fusion.stored.contains(&value);
+        if seen.contains(&value) || !is_own || graph.def(value).op().is_none() {
+            continue;
+        }
+        seen.push(value);
+        open.extend(graph.def(value).present_operands());
+    }
+    seen
+}
+
+/// Stored values and sources that computing a value inline loads.
+fn leaves(graph: &Graph, fusion: &Fusion, value: ValueId) -> Vec<ValueId> {
+    let mut open: Vec<ValueId> = graph.def(value).present_operands().collect();
+    let mut found = Vec::new();
+    let mut seen = Vec::new();
+    while let Some(value) = open.pop() {
+        if seen.contains(&value) {
+            continue;
+        }
+        seen.push(value);
+        let node = graph.def(value);
+        if fusion.stored.contains(&value) || node.op().is_none() {
+            if !matches!(node.kind, monopass_ir::graph::NodeKind::Const(_)) {
+                found.push(value);
+            }
+        } else {
+            open.extend(node.present_operands());
+        }
+    }
+    found
+}
+
+/// The clusters as text, for dumps.
+#[must_use]
+pub fn describe(graph: &Graph, fusion: &Fusion) -> String {
+    use std::fmt::Write as _;
+    let numbering = graph.numbering();
+    let mut text = String::new();
+    for (i, cluster) in fusion.clusters.iter().enumerate() {
+        let kind = match &cluster.kind {
+            ClusterKind::Elementwise(_) => "elementwise",
+            ClusterKind::Rows(_) => "rows",
+            ClusterKind::Cumsum(_) => "cumsum",
+            ClusterKind::Product(_) => "product",
+            ClusterKind::Scan(_) => "scan",
+        };
+        let list = |values: &[ValueId]| values.iter().map(|&value| format!("%{}", numbering.of(value))).collect::<Vec<_>>().join(" ");
+        let inline = inline_values(graph, cluster, fusion).into_iter().filter(|value| !cluster.roots().contains(value)).collect::<Vec<_>>();
+        let _ = writeln!(text, "cluster {i} {kind} stores {} inline {}", list(&cluster.stores()), list(&inline));
+    }
+    for reason in &fusion.not_fused {
+        let _ = writeln!(text, "// not fused: {reason}");
+    }
+    text
+}

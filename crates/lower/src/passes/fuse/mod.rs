@@ -15,7 +15,7 @@ mod decide;
 mod epilogue;
 mod links;
 
-pub use clusters::{Cluster, ClusterKind};
+pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
 use crate::dynamic::DynamicAxes;
 use crate::target::Target;
