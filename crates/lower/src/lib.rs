@@ -8,12 +8,14 @@
 //! (proves a plan sound from the plan alone), [`plan_text`], [`plan_json`] and [`plan_html`] (a plan for readers),
 //! [`dump`] (where texts go).
 
+pub mod compile;
 pub mod dump;
 pub mod dynamic;
 pub mod emit;
 pub mod error;
 pub mod kernels;
 pub mod memory;
+pub mod passes;
 pub mod plan;
 pub mod plan_html;
 pub mod plan_json;
@@ -23,6 +25,7 @@ pub mod step;
 pub mod target;
 pub mod validate;
 
+pub use compile::{CompileOptions, Compiler, Pass, compile, optimize};
 pub use error::LowerError;
 pub use plan::Plan;
 pub use target::Target;

@@ -69,9 +69,9 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes that a tensor's buffer must have: whole words, at least one.
+/// Bytes that a tensor's buffer must have: whole `vec4` words, at least one, so that a kernel may read it four numbers at a time.
 pub(crate) fn padded_bytes(ty: &TensorType) -> u64 {
-    round_up(ty.size_bytes().max(4), 4)
+    round_up(ty.size_bytes().max(16), 16)
 }
 
 /// Bytes that are copied for a tensor: whole words, none for an empty tensor.
