@@ -184,7 +184,7 @@ fn fused_steps(ctx: &LowerCtx<'_>, options: &CompileOptions, sink: &mut dyn Dump
     let fuse_options = FuseOptions { fuse: options.has(Pass::Fuse), views: options.has(Pass::Layout) };
     let mut forbidden = Forbidden::default();
     for attempt in 0.. {
-        let mut fusion = fuse::fuse(ctx.graph, ctx.target, ctx.dynamic, fuse_options, &forbidden);
+        let mut fusion = fuse::fuse(ctx.graph, fuse_options, &forbidden);
         if options.has(Pass::Schedule) {
             schedule::schedule(ctx.graph, &mut fusion);
         }

@@ -158,7 +158,7 @@ impl Index {
             let run = self.run(kb, old.clone());
             match run.as_slice() {
                 [] => parts.push(Part::zero(sizes[new].to_vec())),
-                [part] => parts.push(Part { sizes: sizes[new].to_vec(), ..part.clone() }),
+                [part] => parts.extend(kb.unmerge(part, &sizes[new])),
                 _ => parts.push(kb.merge_parts(&run, sizes[new].to_vec())),
             }
         }

@@ -70,6 +70,7 @@ pub struct KernelBuilder<'a> {
     names: IndexSet<ValueId>,
     helpers: IndexSet<&'static str>,
     scopes: Vec<Scope>,
+    merged: IndexMap<String, Vec<Part>>,
     globals: String,
     workgroup_bytes: u64,
     body: String,
@@ -117,6 +118,7 @@ impl<'a> KernelBuilder<'a> {
             names: IndexSet::new(),
             helpers: IndexSet::new(),
             scopes: vec![Scope::default()],
+            merged: IndexMap::new(),
             globals: String::new(),
             workgroup_bytes: 0,
             body: String::new(),
@@ -290,7 +292,27 @@ impl<'a> KernelBuilder<'a> {
             return Part::zero(sizes);
         }
         let expr = self.bind(terms.join(" + "));
+        self.merged.insert(expr.clone(), parts.to_vec());
         Part::new(expr, sizes, align)
+    }
+
+    /// A part under other sizes; where it was merged from parts of just these sizes it falls apart into them again, so that
+    /// a value is found under the index that it was defined at.
+    pub(super) fn unmerge(&mut self, part: &Part, sizes: &[Num]) -> Vec<Part> {
+        let whole = || vec![Part { sizes: sizes.to_vec(), ..part.clone() }];
+        let Some(pieces) = self.merged.get(&part.expr) else { return whole() };
+        let mut rest = sizes;
+        let mut found = Vec::new();
+        for (i, piece) in pieces.iter().enumerate() {
+            let size = product(&piece.sizes);
+            let is_last = i + 1 == pieces.len();
+            let Some(n) = (0..=rest.len()).rev().find(|&n| product(&rest[..n]).key() == size.key() && (!is_last || n == rest.len())) else { return whole() };
+            // As few axes as make up the piece, but the last takes all that remain.
+            let n = if is_last { rest.len() } else { (0..=n).find(|&n| product(&rest[..n]).key() == size.key()).unwrap_or(n) };
+            found.push(Part { sizes: rest[..n].to_vec(), ..piece.clone() });
+            rest = &rest[n..];
+        }
+        found
     }
 
     // -- bindings --------------------------------------------------------------------------------------------------

@@ -43,11 +43,7 @@ fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, only_products
     }
     let mut factors = Vec::new();
     collect_factors(graph, lhs, &shape, &mut factors);
-    let is_row = |value: &ValueId| {
-        let own = &graph.ty(*value).shape;
-        own.len() == shape.len() && own.last() == Some(&1)
-    };
-    let (rows, others): (Vec<ValueId>, Vec<ValueId>) = factors.into_iter().partition(is_row);
+    let (rows, others): (Vec<ValueId>, Vec<ValueId>) = factors.into_iter().partition(|&value| is_row(graph, value, &shape));
     if rows.is_empty() || others.is_empty() {
         return None;
     }
@@ -69,15 +65,26 @@ fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, only_products
     Some(())
 }
 
-/// The factors of a product of f32 values of one shape or less.
+/// Whether a value is one number a row of `shape`.
+fn is_row(graph: &Graph, value: ValueId, shape: &[usize]) -> bool {
+    let own = &graph.ty(value).shape;
+    own.len() == shape.len() && own.last() == Some(&1)
+}
+
+/// The factors of a product of f32 values of one shape or less, taken apart only where a row scale is inside.
 fn collect_factors(graph: &Graph, value: ValueId, shape: &[usize], factors: &mut Vec<ValueId>) {
-    let node = graph.def(value);
-    let is_product = matches!(node.op(), Some(Op::Mul {})) && graph.ty(value).shape == shape && graph.ty(value).dtype == DType::F32;
-    if is_product {
-        for operand in node.present_operands() {
+    if has_row(graph, value, shape) && !is_row(graph, value, shape) {
+        for operand in graph.def(value).present_operands() {
             collect_factors(graph, operand, shape, factors);
         }
     } else {
         factors.push(value);
     }
+}
+
+/// Whether a row scale is among a value's factors.
+fn has_row(graph: &Graph, value: ValueId, shape: &[usize]) -> bool {
+    let node = graph.def(value);
+    let is_product = matches!(node.op(), Some(Op::Mul {})) && graph.ty(value).shape == shape && graph.ty(value).dtype == DType::F32;
+    is_row(graph, value, shape) || is_product && node.present_operands().any(|operand| has_row(graph, operand, shape))
 }

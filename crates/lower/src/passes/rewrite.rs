@@ -1,6 +1,6 @@
 //! Rebuilding a graph node by node, for passes that replace some of them.
 
-use monopass_ir::graph::{Named, Node, NodeKind};
+use monopass_ir::graph::{Named, Node};
 use monopass_ir::{Graph, Op, TensorType, ValueId};
 use slotmap::SecondaryMap;
 use std::sync::Arc;
@@ -52,11 +52,6 @@ impl<'a> Rewriter<'a> {
     pub(super) fn push(&mut self, op: Op, operands: &[ValueId], near: &Node) -> Option<ValueId> {
         let operands = operands.iter().map(|&value| Some(value)).collect();
         self.new.push_op(op, operands, Arc::clone(&near.scope), near.location).ok()?.first().copied()
-    }
-
-    /// Appends a constant in the scope of `near`.
-    pub(super) fn constant(&mut self, number: f64, ty: TensorType, near: &Node) -> ValueId {
-        self.new.push_source(NodeKind::Const(number), ty, Arc::clone(&near.scope), near.location)
     }
 
     /// The finished graph, with the old one's outputs and updates.

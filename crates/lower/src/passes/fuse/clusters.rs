@@ -118,29 +118,49 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
         .flat_map(|(_, node)| node.results.iter().copied())
         .filter(|value| fuser.stored.contains(value) && !fuser.group_of.contains_key(*value))
         .collect();
-    for value in loose {
-        let needs: Vec<Group> = graph.def(value).present_operands().flat_map(|operand| fuser.groups_behind(operand)).collect();
-        let host = if fuser.options.fuse && !fuser.forbidden.merge.contains(&value) { find_host(fuser, clusters, value, &needs) } else { None };
+    let own: Vec<(Group, ValueId)> = loose.into_iter().map(|value| (fuser.links.add([]), value)).collect();
+    for &(group, value) in &own {
+        fuser.group_of.insert(value, group);
+    }
+    relink(fuser, &own);
+    for (group, value) in own {
+        let host = if fuser.options.fuse && !fuser.forbidden.merge.contains(&value) { find_host(fuser, clusters, group, value) } else { None };
         if let Some(host) = host {
-            let (group, cluster) = &mut clusters[host];
+            let (into, cluster) = &mut clusters[host];
             join(graph, cluster, value);
-            cluster.droppable.push(fuser.graph.value(value).node);
-            fuser.links.extend(*group, needs);
-            let group = *group;
-            fuser.group_of.insert(value, group);
+            cluster.droppable.push(graph.value(value).node);
+            fuser.links.merge(*into, group);
+            let into = *into;
+            fuser.group_of.insert(value, into);
             continue;
         }
-        let group = fuser.links.add(needs);
-        fuser.group_of.insert(value, group);
         let kind = ClusterKind::Elementwise(vec![Body { outputs: vec![value] }]);
         clusters.push((group, Cluster { kind, in_place: Vec::new(), computes: vec![value], droppable: Vec::new() }));
     }
 }
 
-fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], value: ValueId, needs: &[Group]) -> Option<usize> {
-    let fits = |&(idx, (group, cluster)): &(usize, &(Group, Cluster))| -> bool {
-        let _ = idx;
-        takes_body(fuser, cluster, value) && !fuser.links.would_cycle(*group, needs) && !(needs.contains(group) && !same_order(fuser, cluster, value))
+/// Links every group to those that it reads, now that it is known what is stored.
+fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
+    let graph = fuser.graph;
+    fuser.links.reset(fuser.links.len());
+    let mut roots: Vec<(Group, ValueId)> = bodies.to_vec();
+    for (group, anchor) in fuser.anchors.iter().enumerate() {
+        if fuser.group_of.get(graph.node(anchor.node).results[0]) == Some(&group) {
+            roots.push((group, graph.node(anchor.node).results[0]));
+            roots.extend(anchor.epilogue.iter().chain(&anchor.sides).map(|&value| (group, value)));
+        }
+    }
+    for (group, root) in roots {
+        let needs: Vec<Group> = graph.def(root).present_operands().flat_map(|operand| fuser.groups_behind(operand)).collect();
+        fuser.links.extend(group, needs);
+    }
+}
+
+fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], own: Group, value: ValueId) -> Option<usize> {
+    let fits = |(_, (group, cluster)): &(usize, &(Group, Cluster))| -> bool {
+        let waits = fuser.links.needs(own).any(|need| need == *group);
+        let is_awaited = fuser.links.needs(*group).any(|need| need == own);
+        takes_body(fuser, cluster, value) && !is_awaited && !fuser.links.are_apart(own, *group) && (!waits || same_order(fuser, cluster, value))
     };
     let of_class = |wanted: fn(&ClusterKind) -> bool| {
         clusters.iter().enumerate().rev().filter(move |(_, (_, cluster))| wanted(&cluster.kind)).take(MERGE_WINDOW)

@@ -17,8 +17,9 @@ pub(super) fn store(fuser: &mut Fuser<'_>) {
         for &value in &fuser.graph.node(id).results {
             let count = times_needed(fuser, &evals, value);
             let is_stored = must_store(fuser, value, count);
-            // A value that is stored is computed once an element, whoever reads it.
-            evals.insert(value, if is_stored { fuser.n_elems(value) } else { count });
+            // A value that is stored, or lives in its group's registers, is computed once an element, whoever reads it.
+            let once = is_stored || fuser.group_of.contains_key(value);
+            evals.insert(value, if once { fuser.n_elems(value) } else { count });
             if is_stored {
                 fuser.stored.insert(value);
             }
@@ -78,7 +79,8 @@ fn reads_side(fuser: &Fuser<'_>, value: ValueId) -> bool {
 
 /// How many evaluations of a value its readers ask for, if it is not stored.
 fn times_needed(fuser: &Fuser<'_>, evals: &SecondaryMap<ValueId, u64>, value: ValueId) -> u64 {
-    fuser.uses[value].iter().map(|&user| asked_by(fuser, evals, value, user)).fold(0, u64::saturating_add)
+    let users: indexmap::IndexSet<NodeId> = fuser.uses[value].iter().copied().collect();
+    users.into_iter().map(|user| asked_by(fuser, evals, value, user)).fold(0, u64::saturating_add)
 }
 
 fn asked_by(fuser: &Fuser<'_>, evals: &SecondaryMap<ValueId, u64>, value: ValueId, user: NodeId) -> u64 {

@@ -37,8 +37,9 @@ fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
         return;
     }
     for group in candidates.into_iter().rev() {
-        let needs: Vec<Group> = node.present_operands().flat_map(|operand| fuser.groups_behind(operand)).collect();
-        if fuser.links.would_cycle(group, &needs) {
+        let outside = node.present_operands().filter(|&operand| fuser.group_of.get(operand) != Some(&group));
+        let needs: Vec<Group> = outside.flat_map(|operand| fuser.groups_behind(operand)).collect();
+        if needs.contains(&group) || fuser.links.would_cycle(group, &needs) {
             fuser.not_fused.push(format!("{label}: another operand needs the result that it would be fused to"));
             continue;
         }
@@ -78,6 +79,32 @@ fn release_trailing_views(fuser: &mut Fuser<'_>) {
         }
         fuser.anchors[group].epilogue = kept;
     }
+}
+
+/// Where several cheap ops at the end of an epilogue start from one value, that value is stored and they are left to
+/// whoever reads them.
+pub(super) fn release_cheap_ends(fuser: &mut Fuser<'_>) {
+    for group in 0..fuser.anchors.len() {
+        let anchor = fuser.graph.node(fuser.anchors[group].node).results[0];
+        let sources: Vec<ValueId> = std::iter::once(anchor).chain(fuser.anchors[group].epilogue.iter().copied()).collect();
+        for source in sources {
+            let own: Vec<ValueId> = fuser.anchors[group].epilogue.iter().copied().filter(|&value| fuser.graph.def(value).present_operands().any(|operand| operand == source)).collect();
+            if own.len() >= 2 && own.iter().all(|&value| is_cheap_end(fuser, group, source, value)) {
+                fuser.anchors[group].epilogue.retain(|value| !own.contains(value));
+                for value in own {
+                    fuser.group_of.remove(value);
+                }
+            }
+        }
+    }
+}
+
+fn is_cheap_end(fuser: &Fuser<'_>, group: Group, source: ValueId, value: ValueId) -> bool {
+    let node = fuser.graph.def(value);
+    let is_cheap = node.op().is_some_and(|op| !super::is_heavy(op));
+    let is_end = fuser.uses[value].iter().all(|&user| fuser.graph.node(user).results.iter().all(|&result| fuser.group_of.get(result) != Some(&group)));
+    let others_are_sources = node.present_operands().all(|operand| operand == source || fuser.graph.def(operand).op().is_none());
+    is_cheap && is_end && others_are_sources && !fuser.named.contains(&value)
 }
 
 /// A sum or mean over K of a value shaped like a product's left operand, read only by that product's epilogue, is gathered

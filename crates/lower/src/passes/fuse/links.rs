@@ -26,6 +26,28 @@ impl Links {
         self.needs[group].extend(needs.into_iter().filter(|&need| need != group));
     }
 
+    /// Forgets all needs, for a count of groups from now on.
+    pub(super) fn reset(&mut self, n_groups: usize) {
+        self.needs = vec![IndexSet::new(); n_groups];
+    }
+
+    /// Lets `into` stand for `from` as well.
+    pub(super) fn merge(&mut self, into: Group, from: Group) {
+        let needs = std::mem::take(&mut self.needs[from]);
+        self.extend(into, needs.into_iter().filter(|&need| need != into));
+        for (group, needs) in self.needs.iter_mut().enumerate() {
+            if needs.shift_remove(&from) && group != into {
+                needs.insert(into);
+            }
+        }
+    }
+
+    /// Whether two groups need each other through a third.
+    pub(super) fn are_apart(&self, a: Group, b: Group) -> bool {
+        let through = |from: Group, to: Group| self.needs(from).any(|need| need != to && self.reaches(need, to));
+        through(a, b) || through(b, a)
+    }
+
     /// Direct needs.
     pub(super) fn needs(&self, group: Group) -> impl Iterator<Item = Group> + '_ {
         self.needs[group].iter().copied()
@@ -63,6 +85,7 @@ mod tests {
         let a = links.add([]);
         let b = links.add([a]);
         let c = links.add([b]);
+        assert!(links.are_apart(a, c) && !links.are_apart(a, b));
         assert!(links.would_cycle(a, &[c]) && !links.would_cycle(c, &[a]) && !links.would_cycle(b, &[b]));
     }
 }

@@ -17,8 +17,6 @@ mod links;
 
 pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
-use crate::dynamic::DynamicAxes;
-use crate::target::Target;
 use indexmap::IndexSet;
 use links::Links;
 use monopass_ir::graph::NodeKind;
@@ -61,12 +59,13 @@ pub struct Forbidden {
 
 /// Groups the ops of a graph.
 #[must_use]
-pub fn fuse(graph: &Graph, target: &Target, dynamic: &DynamicAxes, options: FuseOptions, forbidden: &Forbidden) -> Fusion {
-    let mut fuser = Fuser::new(graph, target, dynamic, options, forbidden);
+pub fn fuse(graph: &Graph, options: FuseOptions, forbidden: &Forbidden) -> Fusion {
+    let mut fuser = Fuser::new(graph, options, forbidden);
     fuser.claim_anchors();
     if options.fuse {
         epilogue::absorb(&mut fuser);
         epilogue::add_sides(&mut fuser);
+        epilogue::release_cheap_ends(&mut fuser);
     }
     decide::store(&mut fuser);
     clusters::build(fuser)
@@ -86,9 +85,6 @@ struct Anchor {
 #[derive(Debug)]
 struct Fuser<'a> {
     graph: &'a Graph,
-    target: &'a Target,
-    #[allow(dead_code, reason = "fusion rules may ask which sizes vary")]
-    dynamic: &'a DynamicAxes,
     options: FuseOptions,
     forbidden: &'a Forbidden,
     uses: SecondaryMap<ValueId, Vec<NodeId>>,
@@ -102,12 +98,10 @@ struct Fuser<'a> {
 }
 
 impl<'a> Fuser<'a> {
-    fn new(graph: &'a Graph, target: &'a Target, dynamic: &'a DynamicAxes, options: FuseOptions, forbidden: &'a Forbidden) -> Self {
+    fn new(graph: &'a Graph, options: FuseOptions, forbidden: &'a Forbidden) -> Self {
         let named = graph.outputs.iter().chain(&graph.updates).map(|named| named.value).collect();
         Self {
             graph,
-            target,
-            dynamic,
             options,
             forbidden,
             uses: graph.uses(),
