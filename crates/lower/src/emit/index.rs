@@ -54,10 +54,20 @@ impl Index {
         self.0.iter().flat_map(|part| part.sizes.iter().cloned()).collect()
     }
 
-    /// What tells it from other index vectors of the same value.
+    /// What tells it from other index vectors of the same value: each position with the number of axes behind its run,
+    /// so that a row and a column are told apart. Axes of size 1 do not count, since they may stand in any part.
     #[must_use]
     pub fn key(&self) -> String {
-        self.0.iter().filter(|part| !part.is_zero()).map(|part| part.expr.as_str()).collect::<Vec<_>>().join(",")
+        let mut behind = 0;
+        let mut terms = Vec::new();
+        for part in self.0.iter().rev() {
+            if !part.is_zero() {
+                terms.push(format!("{}@{behind}", part.expr));
+            }
+            behind += part.sizes.iter().filter(|size| size.value() != 1).count();
+        }
+        terms.reverse();
+        terms.join(",")
     }
 
     /// Whether it may stand for itself and its next three neighbours along the last axis.
@@ -116,8 +126,9 @@ impl Index {
         let rank = self.rank();
         let own = self.sizes();
         let skipped = rank - sizes.len().min(rank);
-        let kept: Vec<bool> =
-            (0..rank).map(|axis| axis >= skipped && (sizes[axis - skipped].value() != 1 || own[axis].value() == 1)).collect();
+        // A baked 1 against a size that varies is repeated even where that size is 1 too, so that the text stays the same.
+        let is_kept = |from: &Num, to: &Num| if from.is_one() { to.is_one() } else { from.value() == to.value() };
+        let kept: Vec<bool> = (0..rank).map(|axis| axis >= skipped && is_kept(&sizes[axis - skipped], &own[axis])).collect();
         let cuts: Vec<usize> = (1..rank).filter(|&axis| kept[axis] != kept[axis - 1] || axis == skipped).collect();
         let mut axis = 0;
         let mut parts = Vec::new();

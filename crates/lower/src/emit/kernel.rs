@@ -139,11 +139,16 @@ impl<'a> KernelBuilder<'a> {
     pub fn size(&mut self, value: ValueId, axis: usize) -> Num {
         let size = self.ctx.graph.ty(value).shape[axis] as u64;
         if self.ctx.dynamic.is_dynamic(value, axis) {
-            let (name, _) = self.names.insert_full(value);
-            Num::Dynamic { key: format!("v{name}.{axis}"), value: size, factor: 1 }
+            Num::Dynamic { key: format!("{}.{axis}", self.name_of(value)), value: size, factor: 1 }
         } else {
             Num::Static(size)
         }
+    }
+
+    /// What a value is called in the keys of sizes: numbered in the order of first use, so not by its place in the graph.
+    pub(super) fn name_of(&mut self, value: ValueId) -> String {
+        let (name, _) = self.names.insert_full(value);
+        format!("v{name}")
     }
 
     /// Sizes of all axes of a value.
@@ -165,6 +170,11 @@ impl<'a> KernelBuilder<'a> {
     /// A number that is safe to divide by.
     pub fn divisor(&mut self, num: &Num) -> String {
         if num.value() == 0 && matches!(num, Num::Static(_)) { "1u".to_owned() } else { self.num(num) }
+    }
+
+    /// The last position below a size; 0 below a baked 0, where nothing is computed.
+    pub fn last(&mut self, num: &Num) -> String {
+        if let Num::Static(value) = num { format!("{}u", value.saturating_sub(1)) } else { format!("{} - 1u", self.num(num)) }
     }
 
     // -- statements ------------------------------------------------------------------------------------------------

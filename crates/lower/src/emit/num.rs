@@ -43,7 +43,7 @@ impl Num {
     /// Whether 4 divides it whatever the length.
     #[must_use]
     pub const fn is_multiple_of_4(&self) -> bool {
-        self.factor() % 4 == 0
+        self.factor().is_multiple_of(4)
     }
 
     /// Whether it is 1 whatever the length.

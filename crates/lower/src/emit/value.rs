@@ -146,12 +146,20 @@ impl KernelBuilder<'_> {
                 continue;
             }
             let inner = super::num::product(&sizes[1..]);
-            let offset = Num::Static(start as u64).mul(&inner);
+            let offset = self.slice_start(value, x, axes.start, start).mul(&inner);
             let text = self.num(&offset);
             let expr = if part.is_zero() { text } else { self.bind(format!("{} + {text}", part.expr)) };
             parts.push(Part::new(expr, sizes, super::kernel::gcd(part.align, offset.factor())));
         }
         self.emit_mapped(value, x, index, &Index(parts), width)
+    }
+
+    /// Where a slice starts on an axis. Where the size of the axis varies, the start may vary with it.
+    fn slice_start(&mut self, value: ValueId, x: ValueId, axis: usize, start: usize) -> Num {
+        if !self.ctx.dynamic.is_dynamic(x, axis) {
+            return Num::Static(start as u64);
+        }
+        Num::Dynamic { key: format!("{}.start{axis}", self.name_of(value)), value: start as u64, factor: 1 }
     }
 
     fn pad(&mut self, value: ValueId, x: ValueId, lo: &[usize], fill: f64, index: &Index, width: Width) -> String {
@@ -194,6 +202,9 @@ impl KernelBuilder<'_> {
             return self.lanes(value, index);
         }
         let dtype = graph.ty(value).dtype;
+        if parts.is_empty() {
+            return literal(0.0, dtype, width);
+        }
         let ty = register_type(dtype);
         let cut = index.cut(self, &[axis, axis + 1]);
         let slot = part_of_axis(&cut, axis);
@@ -252,10 +263,10 @@ impl KernelBuilder<'_> {
         let id_index = Index(cut.run(self, 0..n_id_axes));
         let id = self.emit(ids, &id_index, Width::One);
         let rows = self.size(table, 0);
-        let last = self.num(&rows);
+        let last = self.last(&rows);
         let row = match graph.ty(ids).dtype {
-            DType::I32 => self.bind(format!("min(u32(max({id}, 0)), {last} - 1u)")),
-            _ => self.bind(format!("min({id}, {last} - 1u)")),
+            DType::I32 => self.bind(format!("min(u32(max({id}, 0)), {last})")),
+            DType::F32 | DType::F16 | DType::Bf16 | DType::U32 | DType::Bool => self.bind(format!("min({id}, {last})")),
         };
         let mut parts = vec![Part::new(row, vec![rows], 1)];
         parts.extend(cut.run(self, n_id_axes..index.rank()));
@@ -268,7 +279,15 @@ impl KernelBuilder<'_> {
         }
         let graph = self.ctx.graph;
         let operands: Vec<ValueId> = node.present_operands().collect();
-        let args: Vec<String> = operands.iter().map(|&x| self.operand(x, value, index, width)).collect();
+        let mut args: Vec<String> = operands.iter().map(|&x| self.operand(x, value, index, width)).collect();
+        if operands.iter().all(|&x| matches!(graph.def(x).kind, NodeKind::Const(_))) {
+            // Arithmetic on literals is done by the shader compiler, to which an overflow is an error.
+            for arg in &mut args {
+                let name = self.fresh("k");
+                self.line(format!("let {name} = {arg};"));
+                *arg = name;
+            }
+        }
         let from = operands.first().map_or(DType::F32, |&x| graph.ty(x).dtype);
         let arg = |i: usize| args.get(i).map_or("", String::as_str);
         let (a, b) = (arg(0), arg(1));

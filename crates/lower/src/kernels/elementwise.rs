@@ -103,7 +103,7 @@ fn emit_body(kb: &mut KernelBuilder<'_>, body: &Body, plan: &BodyPlan, first: &s
             let name = kb.write(StepValue::Graph(out), dtype, dtype == DType::F32);
             kb.line(format!("st4_{name}({i}, {x});"));
         } else {
-            emit_ragged(kb, out, &i, &n);
+            emit_ragged(kb, out, &i, plan);
         }
     }
     kb.close();
@@ -111,11 +111,12 @@ fn emit_body(kb: &mut KernelBuilder<'_>, body: &Body, plan: &BodyPlan, first: &s
 
 /// Four neighbours of a domain whose last axis 4 does not divide: lanes over the end repeat the last element, and
 /// fall into the padding of the buffer.
-fn emit_ragged(kb: &mut KernelBuilder<'_>, out: ValueId, i: &str, n: &str) {
+fn emit_ragged(kb: &mut KernelBuilder<'_>, out: ValueId, i: &str, plan: &BodyPlan) {
     let dtype = kb.ctx.graph.ty(out).dtype;
+    let (n, last) = (kb.num(&plan.n_elems), kb.last(&plan.n_elems));
     let lanes: Vec<String> = (0..4)
         .map(|lane| {
-            let at = kb.bind(format!("min({i} + {lane}u, {n} - 1u)"));
+            let at = kb.bind(format!("min({i} + {lane}u, {last})"));
             let index: Index = kb.flat_index(out, &at, 1);
             kb.emit(out, &index, Width::One)
         })

@@ -99,14 +99,15 @@ struct Accumulator {
 fn reduction(graph: &Graph, result: ValueId) -> Option<Reduction> {
     let node = graph.def(result);
     let operand = node.operands.first().copied().flatten()?;
-    let kind = match node.op()? {
-        Op::Sum { .. } => Kind::Sum,
-        Op::Mean { .. } => Kind::Mean,
-        Op::ReduceMax { .. } => Kind::Max,
-        Op::Argmax { .. } => Kind::Argmax,
-        #[expect(clippy::wildcard_enum_match_arm, reason = "a cluster around anything else is loaded as any other value")]
-        _ => return None,
+    let op = node.op()?;
+    let is_one = |kind: Kind| match kind {
+        Kind::Sum => matches!(op, Op::Sum { .. }),
+        Kind::Mean => matches!(op, Op::Mean { .. }),
+        Kind::Max => matches!(op, Op::ReduceMax { .. }),
+        Kind::Argmax => matches!(op, Op::Argmax { .. }),
     };
+    // A cluster around anything else finds that value loaded, as any other.
+    let kind = [Kind::Sum, Kind::Mean, Kind::Max, Kind::Argmax].into_iter().find(|&kind| is_one(kind))?;
     Some(Reduction { result, operand, kind })
 }
 

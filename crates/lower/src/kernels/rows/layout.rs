@@ -248,7 +248,7 @@ impl Layout {
     /// Invocations of a row that combine shares in the first of two levels.
     pub(super) const fn combining_lanes(&self) -> u32 {
         let fan = if self.lanes > 64 { 16 } else { 8 };
-        if self.lanes % fan == 0 { fan } else { 1 }
+        if self.lanes.is_multiple_of(fan) { fan } else { 1 }
     }
 }
 

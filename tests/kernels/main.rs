@@ -1,0 +1,8 @@
+//! Guards the kernel families one by one: each kernel against the interpreter, without the passes that choose kernels.
+//!
+//! Every plan is verified, every kernel validated for the WebGPU defaults as well as for the device, and then run.
+
+mod elementwise;
+mod harness;
+mod prefix;
+mod rows;
