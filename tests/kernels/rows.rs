@@ -264,3 +264,26 @@ fn scalars_reduce_to_themselves() {
     })
     .unwrap();
 }
+
+#[test]
+fn results_of_other_rows_are_refused() {
+    let g = GraphBuilder::new("t");
+    let x = g.input("x", DType::F32, [4, 4]);
+    let sum = x.sum([1], true);
+    let scale = sum.reshape([4]).rsqrt().reshape([4, 1]);
+    g.output("own", x * scale);
+    g.output("own_flat", (x * sum.broadcast([4, 4])).reshape([16]));
+    g.output("by_row", sum.reshape([2, 2]) * 2.0);
+    g.output("transposed", x * sum.permute([1, 0]));
+    g.output("misaligned", x * sum.reshape([4]));
+    g.output("shifted", x - sum.pad([1, 0], [0, 0], 0.0).slice_axis(0, 0, 4));
+    g.output("chosen", sum.slice_axis(0, 1, 2).reshape([1, 1]) + x);
+    g.output("smaller", sum.slice_axis(0, 1, 2));
+    g.output("unrelated", x.permute([1, 0]));
+    let graph = g.finish().unwrap();
+    let rows = Rows { domain: graph.inputs().next().unwrap().1, axes: vec![1], reductions: reductions(&graph), outputs: vec![] };
+    let verdicts: Vec<(&str, bool)> =
+        graph.outputs.iter().map(|named| (named.name.as_str(), rows.reads_own_row(&graph, named.value, &all_inline(&graph)))).collect();
+    let own: Vec<&str> = verdicts.iter().filter(|(_, own)| *own).map(|(name, _)| *name).collect();
+    assert_eq!(own, ["own", "own_flat", "by_row", "unrelated"]);
+}

@@ -8,6 +8,7 @@
 
 mod combine;
 mod layout;
+mod own;
 
 use crate::emit::kernel::register_type;
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Width};
@@ -19,8 +20,8 @@ use monopass_ir::{DType, Graph, Op, ValueId};
 
 /// A cluster around reductions over the same axes of the same domain.
 ///
-/// Every inline value between an output and a reduction must use the reduction's result of its own row: through
-/// elementwise ops, broadcasting along the reduced axes, and reshapes that only drop or add those.
+/// Every inline value between an output and a reduction must use the reduction's result of its own row, which
+/// [`Rows::reads_own_row`] tells: through elementwise ops, reshapes, and broadcasting along the reduced axes.
 #[derive(Clone, Debug)]
 pub struct Rows {
     /// A value whose shape is the unreduced domain, such as the first reduction's operand.

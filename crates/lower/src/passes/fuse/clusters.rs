@@ -187,6 +187,7 @@ fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                 && !is_half(graph.ty(value).dtype)
                 && graph.ty(value).shape == graph.ty(rows.domain).shape
                 && reads_any(fuser, value, &rows.reductions)
+                && rows.reads_own_row(graph, value, &|inner| inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner))
         }
         ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
     }
