@@ -204,9 +204,15 @@ macro_rules! operand_ty {
 }
 
 macro_rules! operand_push {
-    ($v:ident, $x:ident Value) => { $v.push(Some($x)) };
-    ($v:ident, $x:ident Option) => { $v.push($x) };
-    ($v:ident, $x:ident List) => { $v.extend($x.iter().copied().map(Some)) };
+    ($v:ident, $x:ident Value) => {
+        $v.push(Some($x))
+    };
+    ($v:ident, $x:ident Option) => {
+        $v.push($x)
+    };
+    ($v:ident, $x:ident List) => {
+        $v.extend($x.iter().copied().map(Some))
+    };
 }
 
 macro_rules! result_ty {
@@ -227,7 +233,9 @@ macro_rules! attr_default {
     ($args:ident $name:ident) => {
         return Err(OpTextError::MissingAttr { name: stringify!($name) })
     };
-    ($args:ident $name:ident $default:expr) => { $default };
+    ($args:ident $name:ident $default:expr) => {
+        $default
+    };
 }
 
 macro_rules! builder_method {

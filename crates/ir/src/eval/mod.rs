@@ -21,6 +21,8 @@ use crate::ops;
 use crate::verify::verify;
 use indexmap::IndexMap;
 use slotmap::{SecondaryMap, SparseSecondaryMap};
+use std::ops::Deref;
+use std::sync::Arc;
 
 /// Tensors by name.
 pub type Tensors = IndexMap<String, TensorData>;
@@ -38,12 +40,30 @@ pub enum Precision {
 /// Runs one graph any number of times.
 #[derive(Debug)]
 pub struct Interpreter<'g> {
-    graph: &'g Graph,
+    graph: GraphRef<'g>,
     precision: Precision,
     /// Position of the node that reads a value last; named values are never dropped.
     last_use: SecondaryMap<ValueId, usize>,
     /// Nodes that an output or update depends on.
     needed: SecondaryMap<NodeId, ()>,
+}
+
+/// The graph, borrowed or shared.
+#[derive(Debug)]
+enum GraphRef<'g> {
+    Borrowed(&'g Graph),
+    Shared(Arc<Graph>),
+}
+
+impl Deref for GraphRef<'_> {
+    type Target = Graph;
+
+    fn deref(&self) -> &Graph {
+        match self {
+            Self::Borrowed(graph) => graph,
+            Self::Shared(graph) => graph,
+        }
+    }
 }
 
 /// What is called with each value as it is computed.
@@ -55,17 +75,22 @@ impl<'g> Interpreter<'g> {
     /// # Errors
     /// [`EvalError`] if the graph does not verify.
     pub fn new(graph: &'g Graph) -> Result<Self, EvalError> {
-        verify(graph).map_err(|errors| EvalError::new(format!("graph @{} does not verify: {errors}", graph.name)))?;
+        Self::prepare(GraphRef::Borrowed(graph))
+    }
+
+    fn prepare(graph: GraphRef<'g>) -> Result<Self, EvalError> {
+        verify(&graph).map_err(|errors| EvalError::new(format!("graph @{} does not verify: {errors}", graph.name)))?;
         let mut last_use = SecondaryMap::new();
         for (position, (_, node)) in graph.nodes().enumerate() {
             for operand in node.present_operands() {
                 last_use.insert(operand, position);
             }
         }
-        for named in named_values(graph) {
+        for named in named_values(&graph) {
             last_use.insert(named.value, usize::MAX);
         }
-        Ok(Self { graph, precision: Precision::F32, last_use, needed: needed_nodes(graph) })
+        let needed = needed_nodes(&graph);
+        Ok(Self { graph, precision: Precision::F32, last_use, needed })
     }
 
     /// The same, computing in `precision`.
@@ -172,6 +197,16 @@ impl<'g> Interpreter<'g> {
     }
 }
 
+impl Interpreter<'static> {
+    /// As [`new`](Self::new), of a graph that it owns or shares with others.
+    ///
+    /// # Errors
+    /// [`EvalError`] if the graph does not verify.
+    pub fn shared(graph: impl Into<Arc<Graph>>) -> Result<Self, EvalError> {
+        Self::prepare(GraphRef::Shared(graph.into()))
+    }
+}
+
 /// What the caller gave, and zeros for states that it did not.
 struct Given<'a> {
     inputs: &'a Tensors,
@@ -193,7 +228,7 @@ impl<'a, 'g, R: Real> Run<'a, 'g, R> {
     }
 
     fn run(mut self, mut observe: Option<Observer>) -> Result<(Tensors, Tensors), EvalError> {
-        let graph = self.interpreter.graph;
+        let graph: &'a Graph = &self.interpreter.graph;
         for (position, (id, node)) in graph.nodes().enumerate() {
             if observe.is_none() && !self.interpreter.needed.contains_key(id) {
                 continue;
@@ -237,7 +272,7 @@ impl<'a, 'g, R: Real> Run<'a, 'g, R> {
     }
 
     fn load(&self, value: ValueId) -> Result<Array<'a, R>, EvalError> {
-        let graph = self.interpreter.graph;
+        let graph: &'a Graph = &self.interpreter.graph;
         if let Some(tensor) = self.sources.get(value) {
             return Ok(Array::borrow(tensor));
         }
@@ -250,7 +285,7 @@ impl<'a, 'g, R: Real> Run<'a, 'g, R> {
     }
 
     fn keep(&mut self, node: &Node, results: Vec<Array<'a, R>>, observe: &mut Option<Observer>) -> Result<(), EvalError> {
-        let graph = self.interpreter.graph;
+        let graph: &'a Graph = &self.interpreter.graph;
         for (&value, array) in node.results.iter().zip(results) {
             let ty = graph.ty(value);
             if array.shape != ty.shape || array.dtype() != ty.dtype {

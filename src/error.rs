@@ -1,0 +1,80 @@
+//! The errors of all layers as one.
+
+use crate::blocks::CheckpointError;
+use crate::blocks::ConfigErrors;
+use crate::blocks::cases::CaseError;
+use crate::ir::error::{BuildErrors, EvalError, ParseError, VerifyErrors};
+use crate::lower::{LowerError, Target};
+use crate::runtime::RuntimeError;
+
+/// What can go wrong anywhere. Each layer's error says whose fault it is.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A graph that was built has mistakes.
+    #[error(transparent)]
+    Build(#[from] BuildErrors),
+    /// A text is no graph.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// A graph breaks an invariant.
+    #[error(transparent)]
+    Verify(#[from] VerifyErrors),
+    /// The interpreter cannot run a graph with what it was given.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
+    /// A graph cannot be compiled.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// A plan cannot be run.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// A configuration does not fit together.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// A checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A reference case cannot be run.
+    #[error(transparent)]
+    Case(#[from] CaseError),
+    /// No profile has this name. The caller's fault.
+    #[error("no target profile is called {name:?}\n  help: the profiles are {}", Target::PROFILES.join(", "))]
+    UnknownProfile {
+        /// As given.
+        name: String,
+    },
+    /// Parameters, session and program do not come from engines of one kind. The caller's fault.
+    #[error("the {what} belongs to another executor\n  help: make parameters, sessions and programs with one `Engine`")]
+    OtherExecutor {
+        /// Which object.
+        what: &'static str,
+    },
+    /// A state of a session is unknown, or of another type. The caller's fault.
+    #[error("state `{name}` {problem}\n  help: {help}")]
+    State {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        problem: String,
+        /// How to fix it.
+        help: &'static str,
+    },
+    /// Nothing to continue from. The caller's fault.
+    #[error("the prompt is empty\n  help: give at least one token")]
+    EmptyPrompt,
+    /// A token that the model does not have. The caller's fault, or the tokenizer's.
+    #[error(
+        "token {token} at {position} of the prompt is not below the vocabulary of {vocab_size}\n  help: use the tokenizer of this model"
+    )]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Its place in the prompt.
+        position: usize,
+        /// Tokens that the model has.
+        vocab_size: usize,
+    },
+    /// A model's graph did not give what it should. Our fault.
+    #[error("the graph of the model gave no next token; this is a defect, please report it")]
+    NoToken,
+}

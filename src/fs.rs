@@ -1,0 +1,50 @@
+//! Checkpoints in directories, on native targets.
+
+use monopass_blocks::checkpoint::{Bytes, Files, ReadError, WEIGHTS_FILE};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The files of a directory, read whole when they are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirFiles {
+    dir: PathBuf,
+    weights: Option<PathBuf>,
+}
+
+impl DirFiles {
+    /// The checkpoint at `path`: a directory, or a `.safetensors` file, which then stands for the tensors, with the
+    /// configuration beside it.
+    ///
+    /// # Errors
+    /// Nothing is there, or neither of the two.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        if path.metadata()?.is_dir() {
+            return Ok(Self { dir: path.to_owned(), weights: None });
+        }
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            let message = "neither a directory nor a .safetensors file";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+        Ok(Self { dir: dir.to_owned(), weights: Some(path.to_owned()) })
+    }
+
+    /// Where the file called `name` is; `None` if there is none.
+    #[must_use]
+    pub fn locate(&self, name: &str) -> Option<PathBuf> {
+        match &self.weights {
+            Some(weights) if name == WEIGHTS_FILE => Some(weights.clone()),
+            // One file was named, so a list of shards beside it is not meant.
+            Some(_) if name == monopass_blocks::checkpoint::INDEX_FILE => None,
+            _ => Some(self.dir.join(name)).filter(|path| path.exists()),
+        }
+    }
+}
+
+impl Files for DirFiles {
+    fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError> {
+        let read = |path: PathBuf| -> Result<Bytes<'_>, ReadError> { Ok(Box::new(std::fs::read(path)?)) };
+        self.locate(name).map(read).transpose()
+    }
+}
