@@ -314,11 +314,11 @@ impl<'a> KernelBuilder<'a> {
         let mut rest = sizes;
         let mut found = Vec::new();
         for (i, piece) in pieces.iter().enumerate() {
-            let size = product(&piece.sizes);
-            let is_last = i + 1 == pieces.len();
-            let Some(n) = (0..=rest.len()).rev().find(|&n| product(&rest[..n]).key() == size.key() && (!is_last || n == rest.len())) else { return whole() };
-            // As few axes as make up the piece, but the last takes all that remain.
-            let n = if is_last { rest.len() } else { (0..=n).find(|&n| product(&rest[..n]).key() == size.key()).unwrap_or(n) };
+            let n_elems = product(&piece.sizes).value();
+            let fits = |&n: &usize| n <= rest.len() && product(&rest[..n]).value() == n_elems;
+            // The same number of axes if that fits, else as few as do; the last piece takes all that remain.
+            let n = if i + 1 == pieces.len() { Some(rest.len()).filter(fits) } else { Some(piece.sizes.len()).filter(fits).or_else(|| (0..=rest.len()).find(fits)) };
+            let Some(n) = n else { return whole() };
             found.push(Part { sizes: rest[..n].to_vec(), ..piece.clone() });
             rest = &rest[n..];
         }

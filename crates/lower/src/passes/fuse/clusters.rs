@@ -5,12 +5,11 @@ use crate::kernels::elementwise::Body;
 use crate::kernels::matmul::Product;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
+use indexmap::IndexSet;
+use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Class;
 use monopass_ir::{Graph, NodeId, Op, ValueId};
 use petgraph::graphmap::DiGraphMap;
-
-/// How many of the latest elementwise clusters a new body may join.
-const MERGE_WINDOW: usize = 4;
 
 /// Ops that share kernels.
 #[derive(Clone, Debug)]
@@ -123,9 +122,11 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
         fuser.group_of.insert(value, group);
     }
     relink(fuser, &own);
+    let mut read: Vec<IndexSet<ValueId>> = clusters.iter().map(|(_, cluster)| loads(fuser, &cluster.roots())).collect();
     for (group, value) in own {
-        let host = if fuser.options.fuse && !fuser.forbidden.merge.contains(&value) { find_host(fuser, clusters, group, value) } else { None };
-        if let Some(host) = host {
+        let may_join = fuser.options.fuse && !fuser.forbidden.merge.contains(&value);
+        if let Some(host) = may_join.then(|| find_host(fuser, clusters, &read, group, value)).flatten() {
+            read[host].extend(loads(fuser, &[value]));
             let (into, cluster) = &mut clusters[host];
             join(graph, cluster, value);
             cluster.droppable.push(graph.value(value).node);
@@ -134,6 +135,7 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
             fuser.group_of.insert(value, into);
             continue;
         }
+        read.push(loads(fuser, &[value]));
         let kind = ClusterKind::Elementwise(vec![Body { outputs: vec![value] }]);
         clusters.push((group, Cluster { kind, in_place: Vec::new(), computes: vec![value], droppable: Vec::new() }));
     }
@@ -156,19 +158,48 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
     }
 }
 
-fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], own: Group, value: ValueId) -> Option<usize> {
-    let fits = |(_, (group, cluster)): &(usize, &(Group, Cluster))| -> bool {
+/// The cluster that reads most of what a body reads, of those that can take it; none that reads nothing of it.
+fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<ValueId>], own: Group, value: ValueId) -> Option<usize> {
+    let wanted = loads(fuser, &[value]);
+    let fits = |idx: usize| -> bool {
+        let (group, cluster) = &clusters[idx];
         let waits = fuser.links.needs(own).any(|need| need == *group);
         let is_awaited = fuser.links.needs(*group).any(|need| need == own);
-        takes_body(fuser, cluster, value) && !is_awaited && !fuser.links.are_apart(own, *group) && (!waits || same_order(fuser, cluster, value))
+        takes_body(fuser, cluster, value) && !is_awaited && (!waits || same_order(fuser, cluster, value)) && !fuser.links.are_apart(own, *group)
     };
-    let of_class = |wanted: fn(&ClusterKind) -> bool| {
-        clusters.iter().enumerate().rev().filter(move |(_, (_, cluster))| wanted(&cluster.kind)).take(MERGE_WINDOW)
+    let rank = |idx: usize| match clusters[idx].1.kind {
+        ClusterKind::Rows(_) => 2,
+        ClusterKind::Scan(_) => 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => 0,
     };
-    let rows = of_class(|kind| matches!(kind, ClusterKind::Rows(_))).find(fits);
-    let scans = || of_class(|kind| matches!(kind, ClusterKind::Scan(_))).find(fits);
-    let bodies = || of_class(|kind| matches!(kind, ClusterKind::Elementwise(_))).find(fits);
-    rows.or_else(scans).or_else(bodies).map(|(idx, _)| idx)
+    let shared = |idx: usize| {
+        let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
+        common + clusters[idx].1.stores().iter().filter(|stored| wanted.contains(*stored)).count()
+    };
+    let candidates = (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0);
+    let mut candidates: Vec<_> = candidates.collect();
+    candidates.sort_unstable();
+    candidates.into_iter().rev().map(|(_, _, std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
+}
+
+/// Stored values and inputs, states and params that computing `roots` loads; constants aside.
+fn loads(fuser: &Fuser<'_>, roots: &[ValueId]) -> IndexSet<ValueId> {
+    let mut found = IndexSet::new();
+    let mut seen: IndexSet<ValueId> = roots.iter().copied().collect();
+    let mut open: Vec<ValueId> = roots.to_vec();
+    while let Some(value) = open.pop() {
+        for operand in fuser.graph.def(value).present_operands().filter(|&operand| seen.insert(operand)).collect::<Vec<_>>() {
+            let node = fuser.graph.def(operand);
+            if node.op().is_none() || fuser.stored.contains(&operand) {
+                if !matches!(node.kind, NodeKind::Const(_)) {
+                    found.insert(operand);
+                }
+            } else {
+                open.push(operand);
+            }
+        }
+    }
+    found
 }
 
 /// Whether a cluster of its kind can compute `value` beside what it does.
@@ -412,7 +443,7 @@ fn leaves(graph: &Graph, fusion: &Fusion, value: ValueId) -> Vec<ValueId> {
         seen.push(value);
         let node = graph.def(value);
         if fusion.stored.contains(&value) || node.op().is_none() {
-            if !matches!(node.kind, monopass_ir::graph::NodeKind::Const(_)) {
+            if !matches!(node.kind, NodeKind::Const(_)) {
                 found.push(value);
             }
         } else {
