@@ -146,13 +146,11 @@ pub struct ReshapeSegment {
 }
 
 /// Cuts a reshape into the shortest runs of axes with equal element counts. Equal neighbours pair one to one, so
-/// `[B, L, HP] -> [B, L, H, P]` gives B, L and HP apart whatever their sizes. Trailing axes of size 1 may pair with none.
+/// `[B, L, HP] -> [B, L, H, P]` gives B, L and HP apart whatever their sizes, 0 included. Trailing axes of size 1 may pair
+/// with none; where there are no elements, axes after an empty one may pair with anything.
 #[must_use]
 pub fn reshape_segments(old: &[usize], new: &[usize]) -> Vec<ReshapeSegment> {
     let mut segments = Vec::new();
-    if old.contains(&0) || new.contains(&0) {
-        return vec![ReshapeSegment { old: 0..old.len(), new: 0..new.len() }];
-    }
     let (mut i, mut j) = (0, 0);
     while i < old.len() && j < new.len() {
         let (start_i, start_j) = (i, j);
@@ -193,6 +191,8 @@ mod tests {
         assert_eq!(pairs(&[2, 3, 4], &[6, 4]), [(0..2, 0..1), (2..3, 1..2)]);
         assert_eq!(pairs(&[6], &[6, 1]), [(0..1, 0..1), (1..1, 1..2)]);
         assert_eq!(pairs(&[], &[1]), [(0..0, 0..1)]);
+        assert_eq!(pairs(&[3, 0, 6], &[3, 0, 2, 3]), [(0..1, 0..1), (1..2, 1..2), (2..3, 2..4)]);
+        assert_eq!(pairs(&[2, 0, 3], &[0, 7]), [(0..1, 0..2), (1..3, 2..2)]);
     }
 
     #[test]

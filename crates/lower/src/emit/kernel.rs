@@ -364,7 +364,10 @@ impl<'a> KernelBuilder<'a> {
     fn is_packed(&self, value: ValueId) -> bool {
         let ty = self.ctx.graph.ty(value);
         match &self.ctx.graph.def(value).kind {
-            NodeKind::Param { name } => ty.dtype == DType::F32 && ty.size_bytes() <= PACK_LIMIT_BYTES && !self.ctx.updated.contains(name),
+            // An empty one has no place in a pack.
+            NodeKind::Param { name } => {
+                ty.dtype == DType::F32 && (1..=PACK_LIMIT_BYTES).contains(&ty.size_bytes()) && !self.ctx.updated.contains(name)
+            }
             NodeKind::Input { .. } | NodeKind::State { .. } | NodeKind::Const(_) | NodeKind::Op(_) => false,
         }
     }

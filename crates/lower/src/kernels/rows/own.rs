@@ -79,12 +79,12 @@ impl Walk<'_> {
         let operands: Vec<ValueId> = node.present_operands().collect();
         match op.class() {
             Class::Elementwise => operands.into_iter().all(|operand| self.broadcast_reads_own(value, operand, place)),
-            Class::Movement => match op {
-                // Flat positions stay what they are.
-                Op::Reshape { .. } => operands.into_iter().all(|operand| self.reads_own(operand, place)),
-                Op::Broadcast { .. } => operands.into_iter().all(|operand| self.broadcast_reads_own(value, operand, place)),
-                _ => false,
-            },
+            // Flat positions stay what they are.
+            Class::Movement if matches!(op, Op::Reshape { .. }) => operands.into_iter().all(|operand| self.reads_own(operand, place)),
+            Class::Movement if matches!(op, Op::Broadcast { .. }) => {
+                operands.into_iter().all(|operand| self.broadcast_reads_own(value, operand, place))
+            }
+            Class::Movement => false,
             Class::Reduction | Class::Prefix | Class::Contraction | Class::Index | Class::Conv | Class::Scan => false,
         }
     }
