@@ -110,7 +110,8 @@ impl Compiler {
             self.cache.validate(&step.kernel)?;
         }
         let plan = memory::assign(&graph, steps, &self.target, &MemoryOptions { reuse: options.has(Pass::Memory) })?;
-        verify_plan(&plan, &self.target).map_err(|errors| LowerError::Plan(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
+        verify_plan(&plan, &self.target)
+            .map_err(|errors| LowerError::Plan(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
         if sink.wants_text() {
             sink.dump("plan.txt", &plan.to_string());
             for (i, kernel) in plan.kernels.iter().enumerate() {

@@ -60,7 +60,9 @@ impl DynamicAxes {
             }
             Op::Permute { axes } => axes.iter().map(|&axis| at(x, axis)).collect(),
             // A single element of a varying axis, such as the last token, does not vary.
-            Op::Slice { starts, ends } => (0..rank).map(|axis| at(x, axis) && (ends[axis] - starts[axis] != 1 || starts[axis] == 0)).collect(),
+            Op::Slice { starts, ends } => {
+                (0..rank).map(|axis| at(x, axis) && (ends[axis] - starts[axis] != 1 || starts[axis] == 0)).collect()
+            }
             Op::Pad { .. } | Op::Cumsum { .. } => x.to_vec(),
             Op::Concat { .. } => (0..rank).map(|axis| (0..operands.len()).any(|idx| at(self.operand(operands, idx), axis))).collect(),
             Op::Iota { .. } => vec![false; rank],

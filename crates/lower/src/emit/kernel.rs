@@ -317,7 +317,11 @@ impl<'a> KernelBuilder<'a> {
             let n_elems = product(&piece.sizes).value();
             let fits = |&n: &usize| n <= rest.len() && product(&rest[..n]).value() == n_elems;
             // The same number of axes if that fits, else as few as do; the last piece takes all that remain.
-            let n = if i + 1 == pieces.len() { Some(rest.len()).filter(fits) } else { Some(piece.sizes.len()).filter(fits).or_else(|| (0..=rest.len()).find(fits)) };
+            let n = if i + 1 == pieces.len() {
+                Some(rest.len()).filter(fits)
+            } else {
+                Some(piece.sizes.len()).filter(fits).or_else(|| (0..=rest.len()).find(fits))
+            };
             let Some(n) = n else { return whole() };
             found.push(Part { sizes: rest[..n].to_vec(), ..piece.clone() });
             rest = &rest[n..];

@@ -96,7 +96,8 @@ impl Geometry {
     fn operand(&self, kb: &mut KernelBuilder<'_>, value: ValueId, batch: &str, own: Part, k: Part, swapped: bool) -> Index {
         let rank = kb.ctx.graph.ty(value).rank();
         let lead: Vec<Num> = (0..rank - 2).map(|axis| kb.size(value, axis)).collect();
-        let mut parts = if self.batch.is_empty() { Vec::new() } else { Index(vec![Part::new(batch, self.batch.clone(), 1)]).broadcast(kb, &lead).0 };
+        let mut parts =
+            if self.batch.is_empty() { Vec::new() } else { Index(vec![Part::new(batch, self.batch.clone(), 1)]).broadcast(kb, &lead).0 };
         parts.extend(if swapped { [k, own] } else { [own, k] });
         Index(parts)
     }
@@ -183,14 +184,25 @@ fn place(kb: &mut KernelBuilder<'_>, geometry: &Geometry, tile: &Tile, n_parts: 
         (rest.clone(), "0u".to_owned())
     };
     rest = after;
-    let (part, batch) = if n_parts > 1 { (kb.bind(format!("{rest} % {n_parts}u")), kb.bind(format!("{rest} / {n_parts}u"))) } else { ("0u".to_owned(), rest) };
+    let (part, batch) = if n_parts > 1 {
+        (kb.bind(format!("{rest} % {n_parts}u")), kb.bind(format!("{rest} / {n_parts}u")))
+    } else {
+        ("0u".to_owned(), rest)
+    };
     let row = kb.bind(format!("{tile_i} * {}u", tile.rows));
     let col = kb.bind(format!("{tile_j} * {}u", tile.cols));
     Place { batch, row: At::new(row, 4), col: At::new(col, 4), part, n_workgroups: n }
 }
 
 /// Appends the loop over K; gives the sums beside it.
-fn multiply(kb: &mut KernelBuilder<'_>, item: &Product, geometry: &Geometry, tile: &Tile, place: &Place, depth: &Depth) -> Vec<Vec<String>> {
+fn multiply(
+    kb: &mut KernelBuilder<'_>,
+    item: &Product,
+    geometry: &Geometry,
+    tile: &Tile,
+    place: &Place,
+    depth: &Depth,
+) -> Vec<Vec<String>> {
     let a_quad = match geometry.transpose_a {
         false if geometry.depth.is_multiple_of_4() => Quad::Depth,
         true if geometry.rows.last().is_some_and(Num::is_multiple_of_4) && item.sides.is_empty() => Quad::Own,
@@ -351,7 +363,9 @@ fn by_rows(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry) -> St
     let step = u64::from(ROW_THREADS) * if geometry.depth.is_multiple_of_4() { 4 } else { 1 };
     kb.finish(Finish {
         label: format!("matmul {{by_rows, outputs = {ROW_OUTPUTS}}}"),
-        comment: format!("out[i, j] = sum over k of a[i, k] b[j, k]; a workgroup computes {ROW_OUTPUTS} outputs of one row, its invocations divide k."),
+        comment: format!(
+            "out[i, j] = sum over k of a[i, k] b[j, k]; a workgroup computes {ROW_OUTPUTS} outputs of one row, its invocations divide k."
+        ),
         workgroup_size: ROW_THREADS,
         n_workgroups: total.value(),
         loop_trips: geometry.depth.value().div_ceil(step),
@@ -392,7 +406,14 @@ fn row_products(kb: &mut KernelBuilder<'_>, item: &Product, geometry: &Geometry,
 // -- K split -------------------------------------------------------------------------------------------------------
 
 /// Two steps: partial products of each part of K, then their sum and the epilogue.
-fn split(ctx: &LowerCtx<'_>, item: &Product, inline: &dyn Fn(ValueId) -> bool, tile: &Tile, n_parts: u64, temps: &mut Vec<Temp>) -> Vec<Step> {
+fn split(
+    ctx: &LowerCtx<'_>,
+    item: &Product,
+    inline: &dyn Fn(ValueId) -> bool,
+    tile: &Tile,
+    n_parts: u64,
+    temps: &mut Vec<Temp>,
+) -> Vec<Step> {
     let mut kb = KernelBuilder::new(ctx, inline);
     let Some(geometry) = Geometry::new(&mut kb, item.anchor) else { return Vec::new() };
     let n_out = product([&geometry.n_batch(), &geometry.n_rows(), &geometry.cols]);
@@ -403,7 +424,15 @@ fn split(ctx: &LowerCtx<'_>, item: &Product, inline: &dyn Fn(ValueId) -> bool, t
     vec![first, second]
 }
 
-fn split_partial(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry, tile: &Tile, n_parts: u64, temp: StepValue, n_out: &Num) -> Step {
+fn split_partial(
+    mut kb: KernelBuilder<'_>,
+    item: &Product,
+    geometry: &Geometry,
+    tile: &Tile,
+    n_parts: u64,
+    temp: StepValue,
+    n_out: &Num,
+) -> Step {
     let place = place(&mut kb, geometry, tile, n_parts);
     let span = geometry.depth.value().div_ceil(n_parts).next_multiple_of(u64::from(tile.depth));
     let n = kb.num(&geometry.depth);
@@ -412,7 +441,7 @@ fn split_partial(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry,
     let depth = Depth {
         begin,
         end,
-        whole: geometry.depth.factor() % u64::from(tile.depth) == 0,
+        whole: geometry.depth.factor().is_multiple_of(u64::from(tile.depth)),
         whole_quads: geometry.depth.is_multiple_of_4(),
     };
     multiply(&mut kb, item, geometry, tile, &place, &depth);
@@ -436,7 +465,10 @@ fn split_partial(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry,
     });
     kb.finish(Finish {
         label: format!("matmul {{tile = [{}, {}], parts of k = {n_parts}}}", tile.rows, tile.cols),
-        comment: format!("partial[s, i, j] = sum over k in part s of a[i, k] b[j, k]; a workgroup computes {} x {} partial outputs.", tile.rows, tile.cols),
+        comment: format!(
+            "partial[s, i, j] = sum over k in part s of a[i, k] b[j, k]; a workgroup computes {} x {} partial outputs.",
+            tile.rows, tile.cols
+        ),
         workgroup_size: tile.threads(),
         n_workgroups: place.n_workgroups,
         loop_trips: span.div_ceil(u64::from(tile.depth)),

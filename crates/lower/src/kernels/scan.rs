@@ -162,7 +162,15 @@ struct Buffers {
 
 /// A tile for at most `rows` by `cols`.
 fn tile_for(ctx: &LowerCtx<'_>, rows: u64, cols: u64, most: u32) -> Tile {
-    let fit = |n: u64| if n > 32 { 64 } else if n > 16 { 32 } else { 16 };
+    let fit = |n: u64| {
+        if n > 32 {
+            64
+        } else if n > 16 {
+            32
+        } else {
+            16
+        }
+    };
     let (rows, cols) = (fit(rows).min(most), fit(cols).min(most));
     let staged = !ctx.target.is_cpu;
     Tile { rows, cols, block_rows: 4, block_cols: 4, depth: 16, staged }
@@ -192,7 +200,11 @@ fn workgroup_places(kb: &mut KernelBuilder<'_>, sizes: &[Num]) -> (Vec<String>, 
 fn token_of(kb: &mut KernelBuilder<'_>, geometry: &Geometry, first: &str, at: &str) -> (String, String) {
     let len = kb.num(&geometry.len);
     let ranks = geometry.ranks;
-    let (token, rank) = if ranks == 1 { (at.to_owned(), "0u".to_owned()) } else { (kb.bind(format!("{at} / {ranks}u")), kb.bind(format!("{at} % {ranks}u"))) };
+    let (token, rank) = if ranks == 1 {
+        (at.to_owned(), "0u".to_owned())
+    } else {
+        (kb.bind(format!("{at} / {ranks}u")), kb.bind(format!("{at} % {ranks}u")))
+    };
     let token = kb.bind(format!("min({first} + {token}, {len} - 1u)"));
     (token, rank)
 }
@@ -304,7 +316,7 @@ fn scores(mut kb: KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, buffe
 fn store_matrix(kb: &mut KernelBuilder<'_>, name: &str, base: &str, row: &At, col: &At, rows: u64, cols: u64, acc: &str) {
     kb.open(format!("if ({} < {rows}u && {} < {cols}u)", row.expr, col.expr));
     let at = kb.bind(format!("{base} + {} * {cols}u + {}", row.expr, col.expr));
-    if cols % 4 == 0 {
+    if cols.is_multiple_of(4) {
         kb.line(format!("st4_{name}({at}, {acc});"));
     } else {
         for lane in 0..4 {
@@ -383,11 +395,8 @@ fn store_chunk_decay(kb: &mut KernelBuilder<'_>, geometry: &Geometry, buffers: &
     let last = geometry.chunk - 1;
     let name = kb.write(buffers.decay, DType::F32, false);
     kb.open(format!("if (lid == 0u && {} == 0u && {} == 0u)", at[3], at[4]));
-    let decay = if geometry.reset.is_some() {
-        format!("select(0.0, exp(lam[{last}u]), seg[{last}u] == 0u)")
-    } else {
-        format!("exp(lam[{last}u])")
-    };
+    let decay =
+        if geometry.reset.is_some() { format!("select(0.0, exp(lam[{last}u]), seg[{last}u] == 0u)") } else { format!("exp(lam[{last}u])") };
     kb.line(format!("st_{name}({matrix}, {decay});"));
     kb.close();
 }
@@ -483,7 +492,11 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     let len = kb_ref.num(&geometry.len);
     tile.for_each_block(kb_ref, &row, &col, |kb, _, row, col, acc| {
         let ranks = geometry.ranks;
-        let (token, rank) = if ranks == 1 { (row.expr.clone(), "0u".to_owned()) } else { (kb.bind(format!("{} / {ranks}u", row.expr)), kb.bind(format!("{} % {ranks}u", row.expr))) };
+        let (token, rank) = if ranks == 1 {
+            (row.expr.clone(), "0u".to_owned())
+        } else {
+            (kb.bind(format!("{} / {ranks}u", row.expr)), kb.bind(format!("{} % {ranks}u", row.expr)))
+        };
         let token = kb.bind(format!("{first} + {token}"));
         kb.open(format!("if ({} < {positions}u && {token} < {len} && {} < {headdim}u)", row.expr, col.expr));
         store_y(kb, item, &geometry, [batch, &token, head, &rank], col, acc);
@@ -492,7 +505,9 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     let per_matrix = 2 * positions * headdim * (positions + d_state);
     kb.finish(Finish {
         label: format!("scan_output {{chunk = {}, tile = [{}, {}]}}", geometry.chunk, tile.rows, tile.cols),
-        comment: "y_i = sum over j <= i of exp(L_i - L_j) c[i, j] v_j + exp(L_i) S q_i; a workgroup computes one tile for one chunk and head.".to_owned(),
+        comment:
+            "y_i = sum over j <= i of exp(L_i - L_j) c[i, j] v_j + exp(L_i) S q_i; a workgroup computes one tile for one chunk and head."
+                .to_owned(),
         workgroup_size: tile.threads(),
         n_workgroups,
         loop_trips: (geometry.chunk as u64).max(d_state.div_ceil(4)),
@@ -526,7 +541,7 @@ impl OutputLoads<'_> {
             emit_row(kb, geometry.v, [self.batch, &token, self.head, &rank], p, width)
         };
         let own = |size: &Num| if size.is_multiple_of_4() { Quad::Own } else { Quad::None };
-        let along = |size: u64| if size % 4 == 0 { Quad::Depth } else { Quad::None };
+        let along = |size: u64| if size.is_multiple_of(4) { Quad::Depth } else { Quad::None };
         let a = Loader { load: &load_scores, quad: along(positions), origin: row.clone(), limit: limit.clone() };
         let b = Loader { load: &load_v, quad: own(&geometry.headdim), origin: col.clone(), limit: geometry.headdim.clone() };
         let depth = Depth::all(kb, &limit, tile);

@@ -7,8 +7,8 @@
 use super::elementwise;
 use super::scan::{Geometry, ScanItem, emit_row, emit_token, store_step_y};
 use super::tile::At;
-use crate::emit::{Finish, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
 use crate::emit::Index;
+use crate::emit::{Finish, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
 use crate::step::{Step, StepValue};
 use monopass_ir::{DType, ValueId};
 
@@ -47,7 +47,8 @@ pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bo
     computes.extend(item.extra.iter().flat_map(|body| body.outputs.iter().copied()));
     Some(kb.finish(Finish {
         label: format!("scan_step {{rows = {ROWS}, lanes = {LANES}}}"),
-        comment: "S = exp(l) S + sum over r of v_r k_r, y_r = S q_r, token by token; a workgroup holds 8 rows of one head's state.".to_owned(),
+        comment:
+            "S = exp(l) S + sum over r of v_r k_r, y_r = S q_r, token by token; a workgroup holds 8 rows of one head's state.".to_owned(),
         workgroup_size: 64,
         n_workgroups: total.value() + extra,
         loop_trips: geometry.len.value().max(1) * geometry.d_state.value().div_ceil(64).max(LANES),

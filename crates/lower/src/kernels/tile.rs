@@ -88,12 +88,7 @@ impl Depth {
     /// All of an axis of size `n`.
     pub fn all(kb: &mut KernelBuilder<'_>, n: &Num, tile: &Tile) -> Self {
         let step = if tile.staged { u64::from(tile.depth) } else { 4 };
-        Self {
-            begin: "0u".to_owned(),
-            end: kb.num(n),
-            whole: n.factor() % step == 0,
-            whole_quads: n.is_multiple_of_4(),
-        }
+        Self { begin: "0u".to_owned(), end: kb.num(n), whole: n.factor().is_multiple_of(step), whole_quads: n.is_multiple_of_4() }
     }
 }
 
@@ -315,7 +310,8 @@ impl Tile {
 
     fn direct_by_dots(&self, kb: &mut KernelBuilder<'_>, depth: &Depth, b: &Loader<'_>, a_quads: &[String], cols: &[At], k: &str) {
         for j in 0..self.quads() {
-            let quads: Vec<String> = cols[4 * j as usize..4 * j as usize + 4].iter().map(|col| load_along_depth(kb, depth, b.load, b.quad, col, k)).collect();
+            let quads: Vec<String> =
+                cols[4 * j as usize..4 * j as usize + 4].iter().map(|col| load_along_depth(kb, depth, b.load, b.quad, col, k)).collect();
             for (i, a) in (0..).zip(a_quads) {
                 let dots: Vec<String> = quads.iter().map(|quad| format!("dot({a}, {quad})")).collect();
                 kb.line(format!("{} += vec4<f32>({});", Self::acc(i, j), dots.join(", ")));
@@ -364,7 +360,8 @@ impl Tile {
             .map(|side| {
                 (0..self.block_rows)
                     .map(|i| {
-                        let terms: Vec<String> = (0..partials).map(|p| format!("side{side}_s[(block_i + {i}u) * {partials}u + {p}u]")).collect();
+                        let terms: Vec<String> =
+                            (0..partials).map(|p| format!("side{side}_s[(block_i + {i}u) * {partials}u + {p}u]")).collect();
                         kb.bind(terms.join(" + "))
                     })
                     .collect()
@@ -373,12 +370,18 @@ impl Tile {
     }
 
     /// Calls `store` for each accumulator with block row, row position, first column position and name.
-    pub fn for_each_block(&self, kb: &mut KernelBuilder<'_>, row: &At, col: &At, mut store: impl FnMut(&mut KernelBuilder<'_>, u32, &At, &At, &str)) {
+    pub fn for_each_block(
+        &self,
+        kb: &mut KernelBuilder<'_>,
+        row: &At,
+        col: &At,
+        mut store: impl FnMut(&mut KernelBuilder<'_>, u32, &At, &At, &str),
+    ) {
         for i in 0..self.block_rows {
             let row_at = kb.bind(join_sum(&row.expr, &format!("block_i + {i}u")));
             for j in 0..self.quads() {
                 let col_at = kb.bind(join_sum(&col.expr, &format!("block_j + {}u", 4 * j)));
-                let align = if col.align % 4 == 0 { 4 } else { 1 };
+                let align = if col.align.is_multiple_of(4) { 4 } else { 1 };
                 store(kb, i, &At::new(row_at.clone(), 1), &At::new(col_at, align), &Self::acc(i, j));
             }
         }

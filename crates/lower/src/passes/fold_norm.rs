@@ -18,7 +18,9 @@ pub fn fold_norm(graph: &Graph) -> Graph {
     let only_products = |value: ValueId| {
         uses[value].iter().all(|&user: &NodeId| {
             let node = graph.node(user);
-            matches!(node.op(), Some(Op::MatMul { transpose_a: false, .. })) && node.operands[0] == Some(value) && node.operands[1] != Some(value)
+            matches!(node.op(), Some(Op::MatMul { transpose_a: false, .. }))
+                && node.operands[0] == Some(value)
+                && node.operands[1] != Some(value)
         })
     };
     let mut rewriter = Rewriter::new(graph);
@@ -38,7 +40,8 @@ fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, only_products
         return None;
     }
     let shape = graph.ty(lhs).shape.clone();
-    if graph.ty(out).rank() != shape.len() || graph.ty(out).shape[..shape.len() - 1] != shape[..shape.len() - 1] || shape.last() == Some(&1) {
+    if graph.ty(out).rank() != shape.len() || graph.ty(out).shape[..shape.len() - 1] != shape[..shape.len() - 1] || shape.last() == Some(&1)
+    {
         return None;
     }
     let mut factors = Vec::new();

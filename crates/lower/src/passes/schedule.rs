@@ -11,9 +11,16 @@ use monopass_ir::{Graph, ValueId};
 /// Reorders the clusters.
 pub fn schedule(graph: &Graph, fusion: &mut Fusion) {
     let reads: Vec<IndexSet<ValueId>> = fusion.clusters.iter().map(|cluster| reads(graph, cluster, &fusion.stored)).collect();
-    let writer: IndexMap<ValueId, usize> = (0..).zip(&fusion.clusters).flat_map(|(idx, cluster): (usize, &Cluster)| cluster.stores().into_iter().map(move |value| (value, idx))).collect();
-    let needs: Vec<IndexSet<usize>> =
-        (0..).zip(&reads).map(|(idx, reads): (usize, &IndexSet<ValueId>)| reads.iter().filter_map(|value| writer.get(value).copied()).filter(|&other| other != idx).collect()).collect();
+    let writer: IndexMap<ValueId, usize> = (0..)
+        .zip(&fusion.clusters)
+        .flat_map(|(idx, cluster): (usize, &Cluster)| cluster.stores().into_iter().map(move |value| (value, idx)))
+        .collect();
+    let needs: Vec<IndexSet<usize>> = (0..)
+        .zip(&reads)
+        .map(|(idx, reads): (usize, &IndexSet<ValueId>)| {
+            reads.iter().filter_map(|value| writer.get(value).copied()).filter(|&other| other != idx).collect()
+        })
+        .collect();
     let mut readers: IndexMap<ValueId, usize> = IndexMap::new();
     for value in reads.iter().flatten() {
         *readers.entry(*value).or_insert(0) += 1;
@@ -26,7 +33,11 @@ pub fn schedule(graph: &Graph, fusion: &mut Fusion) {
         // What a cluster writes comes alive, what it is the last to read goes; ties keep the builder's order.
         let cost = |idx: usize| -> i128 {
             let born: i128 = fusion.clusters[idx].stores().iter().filter(|value| !named.contains(*value)).map(|&value| bytes(value)).sum();
-            let freed: i128 = reads[idx].iter().filter(|value| writer.contains_key(*value) && !named.contains(*value) && readers.get(*value) == Some(&1)).map(|&value| bytes(value)).sum();
+            let freed: i128 = reads[idx]
+                .iter()
+                .filter(|value| writer.contains_key(*value) && !named.contains(*value) && readers.get(*value) == Some(&1))
+                .map(|&value| bytes(value))
+                .sum();
             born - freed
         };
         let ready = (0..reads.len()).filter(|&idx| !done[idx] && needs[idx].iter().all(|&need| done[need]));

@@ -88,9 +88,12 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
         return None;
     }
     let operand = node.operands.first().copied().flatten()?;
-    let kind = match node.op()? {
-        Op::MatMul { .. } => ClusterKind::Product(Product { anchor: primary, sides: anchor.sides.clone(), outputs }),
-        Op::Scan { .. } => ClusterKind::Scan(ScanItem {
+    let op = node.op()?;
+    let rows =
+        |axes: &[usize], outputs| ClusterKind::Rows(Rows { domain: operand, axes: axes.to_vec(), reductions: vec![primary], outputs });
+    let kind = match op.class() {
+        Class::Contraction => ClusterKind::Product(Product { anchor: primary, sides: anchor.sides.clone(), outputs }),
+        Class::Scan => ClusterKind::Scan(ScanItem {
             y: primary,
             s_last: node.results[1],
             stores_state: state.is_some(),
@@ -98,12 +101,17 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
             outputs,
             extra: Vec::new(),
         }),
-        Op::Cumsum { .. } => ClusterKind::Cumsum(primary),
-        Op::Sum { axes, .. } | Op::Mean { axes, .. } | Op::ReduceMax { axes, .. } => {
-            ClusterKind::Rows(Rows { domain: operand, axes: axes.clone(), reductions: vec![primary], outputs })
+        Class::Prefix => ClusterKind::Cumsum(primary),
+        Class::Reduction => {
+            if let Op::Argmax { axis } = op {
+                rows(&[*axis], outputs)
+            } else if let Op::Sum { axes, .. } | Op::Mean { axes, .. } | Op::ReduceMax { axes, .. } = op {
+                rows(axes, outputs)
+            } else {
+                return None;
+            }
         }
-        Op::Argmax { axis } => ClusterKind::Rows(Rows { domain: operand, axes: vec![*axis], reductions: vec![primary], outputs }),
-        _ => return None,
+        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => return None,
     };
     let droppable = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
     Some(Cluster { kind, in_place: Vec::new(), computes: anchor.epilogue.clone(), droppable })
@@ -165,7 +173,10 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         let (group, cluster) = &clusters[idx];
         let waits = fuser.links.needs(own).any(|need| need == *group);
         let is_awaited = fuser.links.needs(*group).any(|need| need == own);
-        takes_body(fuser, cluster, value) && !is_awaited && (!waits || same_order(fuser, cluster, value)) && !fuser.links.are_apart(own, *group)
+        takes_body(fuser, cluster, value)
+            && !is_awaited
+            && (!waits || same_order(fuser, cluster, value))
+            && !fuser.links.are_apart(own, *group)
     };
     let rank = |idx: usize| match clusters[idx].1.kind {
         ClusterKind::Rows(_) => 2,
@@ -218,7 +229,9 @@ fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                 && !is_half(graph.ty(value).dtype)
                 && graph.ty(value).shape == graph.ty(rows.domain).shape
                 && reads_any(fuser, value, &rows.reductions)
-                && rows.reads_own_row(graph, value, &|inner| inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner))
+                && rows.reads_own_row(graph, value, &|inner| {
+                    inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
+                })
         }
         ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
     }
@@ -249,7 +262,8 @@ fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
             let n = fuser.n_elems(value);
             // Only plain elementwise chains are recomputed; a window or a gather would repeat its work.
             let is_elementwise = fuser.graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
-            is_elementwise && bodies.iter().flat_map(|body| &body.outputs).all(|&out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
+            is_elementwise
+                && bodies.iter().flat_map(|body| &body.outputs).all(|&out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
         ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scan(_) => false,
     }
@@ -298,7 +312,7 @@ fn mark_in_place(fuser: &Fuser<'_>, clusters: &mut [(Group, Cluster)]) {
                         cluster.in_place.push((state, update.value));
                     }
                 }
-                _ => {}
+                ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => {}
             }
         }
     }
@@ -312,7 +326,8 @@ fn elementwise_path(fuser: &Fuser<'_>, from: ValueId, state: ValueId) -> bool {
     is_elementwise
         && same_shape
         && node.present_operands().any(|operand| {
-            operand == state || (!fuser.stored.contains(&operand) && fuser.uses[operand].len() == 1 && elementwise_path(fuser, operand, state))
+            operand == state
+                || (!fuser.stored.contains(&operand) && fuser.uses[operand].len() == 1 && elementwise_path(fuser, operand, state))
         })
 }
 
@@ -330,11 +345,15 @@ fn run_order(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)]) -> Vec<Group> {
     // The position of a group's first node in the graph breaks ties, so that the order is the builder's where it can be.
     let graph = fuser.graph;
     let place_of = |group: Group| -> usize {
-        let node = clusters.iter().find(|(own, _)| *own == group).and_then(|(_, cluster)| cluster.stores().first().map(|&value| graph.value(value).node));
+        let node = clusters
+            .iter()
+            .find(|(own, _)| *own == group)
+            .and_then(|(_, cluster)| cluster.stores().first().map(|&value| graph.value(value).node));
         node.and_then(|node| graph.nodes().position(|(id, _)| id == node)).unwrap_or(usize::MAX)
     };
     let places: Vec<usize> = (0..fuser.links.len()).map(place_of).collect();
-    let mut waiting: Vec<usize> = (0..fuser.links.len()).map(|group| needs.neighbors_directed(group, petgraph::Direction::Incoming).count()).collect();
+    let mut waiting: Vec<usize> =
+        (0..fuser.links.len()).map(|group| needs.neighbors_directed(group, petgraph::Direction::Incoming).count()).collect();
     let mut ready: std::collections::BTreeSet<(usize, Group)> =
         (0..fuser.links.len()).filter(|&group| waiting[group] == 0).map(|group| (places[group], group)).collect();
     let mut order = Vec::new();
@@ -369,7 +388,14 @@ impl Cluster {
 }
 
 /// Finds something to leave out of a cluster that binds too much; false if nothing can be.
-pub fn shrink(graph: &Graph, cluster: &Cluster, fusion: &Fusion, bound: usize, target: &crate::Target, forbidden: &mut super::Forbidden) -> bool {
+pub fn shrink(
+    graph: &Graph,
+    cluster: &Cluster,
+    fusion: &Fusion,
+    bound: usize,
+    target: &crate::Target,
+    forbidden: &mut super::Forbidden,
+) -> bool {
     let numbering = graph.numbering();
     let limit = target.max_storage_buffers;
     let mut note = |value: ValueId| {

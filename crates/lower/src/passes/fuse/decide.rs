@@ -1,7 +1,8 @@
 //! Which values are stored: everything that others must find in memory, and heavy work that would be repeated.
 
 use super::{Fuser, is_half, is_heavy, is_inline_op, is_step_scan, is_view};
-use monopass_ir::{NodeId, Op, ValueId};
+use monopass_ir::op::Class;
+use monopass_ir::{NodeId, ValueId};
 use slotmap::SecondaryMap;
 
 /// Columns of a product's tile: how often its left operand is loaded is the number of tiles.
@@ -57,14 +58,21 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, count: u64) -> bool {
     let repeats = is_heavy(op) && count > limit;
     if repeats {
         let label = fuser.label(value);
-        fuser.not_fused.push(format!("{label}: computed where it is read it would be computed {count} times for {} elements", fuser.n_elems(value)));
+        fuser
+            .not_fused
+            .push(format!("{label}: computed where it is read it would be computed {count} times for {} elements", fuser.n_elems(value)));
     }
     repeats || is_half(fuser.graph.ty(value).dtype) && is_heavy(op)
 }
 
 /// Whether a node's results are all computed inside a group.
 fn belongs(fuser: &Fuser<'_>, user: NodeId, group: usize) -> bool {
-    fuser.graph.node(user).results.iter().all(|&result| fuser.group_of.get(result) == Some(&group) && !fuser.graph.node(fuser.anchors[group].node).results.contains(&result))
+    fuser
+        .graph
+        .node(user)
+        .results
+        .iter()
+        .all(|&result| fuser.group_of.get(result) == Some(&group) && !fuser.graph.node(fuser.anchors[group].node).results.contains(&result))
 }
 
 /// Whether a value is a side sum, or made from one alone and so by rows: it lives in registers of the product.
@@ -89,23 +97,27 @@ fn asked_by(fuser: &Fuser<'_>, evals: &SecondaryMap<ValueId, u64>, value: ValueI
     let n = fuser.n_elems(value);
     let Some(op) = node.op() else { return 0 };
     let place = node.operands.iter().position(|&operand| operand == Some(value)).unwrap_or(0);
-    match op {
-        Op::MatMul { .. } => {
-            let shape = &graph.ty(node.results[0]).shape;
-            let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
-            let across = if place == 0 { cols as u64 } else { rows as u64 };
-            let per_tile = if place == 0 && n_rows(shape) <= 8 { ROW_OUTPUTS } else { TILE };
-            n.saturating_mul(across.div_ceil(per_tile))
-        }
+    match op.class() {
+        Class::Contraction => n.saturating_mul(times_by_product(&graph.ty(node.results[0]).shape, place)),
         // A few tokens are staged once a workgroup, and log decays are few.
-        Op::Scan { .. } if is_step_scan(graph, user) || place == 0 => 0,
-        Op::Scan { .. } => n.saturating_mul(3),
-        Op::Conv1d { .. } => {
-            let taps = node.operands.get(1).copied().flatten().map_or(1, |w| graph.ty(w).shape[1]) as u64;
-            n.saturating_mul(if place == 0 { taps } else { 1 })
+        Class::Scan if is_step_scan(graph, user) || place == 0 => 0,
+        Class::Scan => n.saturating_mul(3),
+        Class::Conv if place == 0 => n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64),
+        Class::Conv | Class::Reduction | Class::Prefix => n,
+        Class::Elementwise | Class::Movement | Class::Index => {
+            node.results.iter().map(|&result| evals.get(result).copied().unwrap_or(0)).fold(0, u64::saturating_add)
         }
-        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } | Op::Argmax { .. } | Op::Cumsum { .. } => n,
-        _ => node.results.iter().map(|&result| evals.get(result).copied().unwrap_or(0)).fold(0, u64::saturating_add),
+    }
+}
+
+/// How often a product loads each element of an operand: once for each tile across.
+fn times_by_product(shape: &[usize], place: usize) -> u64 {
+    let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+    if place == 0 {
+        let per_tile = if n_rows(shape) <= 8 { ROW_OUTPUTS } else { TILE };
+        (cols as u64).div_ceil(per_tile)
+    } else {
+        (rows as u64).div_ceil(TILE)
     }
 }
 

@@ -56,12 +56,12 @@ fn candidate(fuser: &Fuser<'_>, operand: ValueId, result: ValueId) -> Option<Gro
     let anchor = fuser.graph.node(fuser.anchors[group].node);
     let (primary, secondary) = (anchor.results[0], anchor.results.get(1));
     // The second result of a scan is written by another kernel than the first.
-    let fits = fuser.n_elems(operand) == fuser.n_elems(primary) && fuser.n_elems(result) == fuser.n_elems(primary) && secondary != Some(&operand);
-    let takes_epilogue = match anchor.op()? {
-        Op::Cumsum { .. } | Op::Argmax { .. } => false,
-        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } => !is_half(fuser.graph.ty(primary).dtype),
-        _ => true,
-    };
+    let fits =
+        fuser.n_elems(operand) == fuser.n_elems(primary) && fuser.n_elems(result) == fuser.n_elems(primary) && secondary != Some(&operand);
+    let op = anchor.op()?;
+    let is_bare =
+        matches!(op, Op::Cumsum { .. } | Op::Argmax { .. }) || op.class() == Class::Reduction && is_half(fuser.graph.ty(primary).dtype);
+    let takes_epilogue = !is_bare;
     (fits && takes_epilogue).then_some(group)
 }
 
@@ -71,7 +71,8 @@ fn release_trailing_views(fuser: &mut Fuser<'_>) {
         let mut kept = fuser.anchors[group].epilogue.clone();
         while let Some(idx) = kept.iter().rposition(|&value| {
             let is_reshape = matches!(fuser.graph.def(value).op(), Some(Op::Reshape { .. }));
-            let feeds_group = fuser.uses[value].iter().any(|&user| fuser.graph.node(user).results.iter().any(|result| kept.contains(result)));
+            let feeds_group =
+                fuser.uses[value].iter().any(|&user| fuser.graph.node(user).results.iter().any(|result| kept.contains(result)));
             is_reshape && !feeds_group && !fuser.named.contains(&value)
         }) {
             let value = kept.remove(idx);
@@ -88,7 +89,12 @@ pub(super) fn release_cheap_ends(fuser: &mut Fuser<'_>) {
         let anchor = fuser.graph.node(fuser.anchors[group].node).results[0];
         let sources: Vec<ValueId> = std::iter::once(anchor).chain(fuser.anchors[group].epilogue.iter().copied()).collect();
         for source in sources {
-            let own: Vec<ValueId> = fuser.anchors[group].epilogue.iter().copied().filter(|&value| fuser.graph.def(value).present_operands().any(|operand| operand == source)).collect();
+            let own: Vec<ValueId> = fuser.anchors[group]
+                .epilogue
+                .iter()
+                .copied()
+                .filter(|&value| fuser.graph.def(value).present_operands().any(|operand| operand == source))
+                .collect();
             if own.len() >= 2 && own.iter().all(|&value| is_cheap_end(fuser, group, source, value)) {
                 fuser.anchors[group].epilogue.retain(|value| !own.contains(value));
                 for value in own {
@@ -102,7 +108,9 @@ pub(super) fn release_cheap_ends(fuser: &mut Fuser<'_>) {
 fn is_cheap_end(fuser: &Fuser<'_>, group: Group, source: ValueId, value: ValueId) -> bool {
     let node = fuser.graph.def(value);
     let is_cheap = node.op().is_some_and(|op| !super::is_heavy(op));
-    let is_end = fuser.uses[value].iter().all(|&user| fuser.graph.node(user).results.iter().all(|&result| fuser.group_of.get(result) != Some(&group)));
+    let is_end = fuser.uses[value]
+        .iter()
+        .all(|&user| fuser.graph.node(user).results.iter().all(|&result| fuser.group_of.get(result) != Some(&group)));
     let others_are_sources = node.present_operands().all(|operand| operand == source || fuser.graph.def(operand).op().is_none());
     is_cheap && is_end && others_are_sources && !fuser.named.contains(&value)
 }

@@ -178,12 +178,51 @@ pub fn is_view(op: &Op) -> bool {
 /// Whether computing an op again and again costs more than loading its result.
 fn is_heavy(op: &Op) -> bool {
     match op {
-        Op::Exp {} | Op::Log {} | Op::Sqrt {} | Op::Rsqrt {} | Op::Sigmoid {} | Op::Silu {} | Op::Softplus {} | Op::Tanh {} | Op::Sin {}
-        | Op::Cos {} | Op::Div {} | Op::Gather {} | Op::Conv1d { .. } | Op::Concat { .. } | Op::Pad { .. } => true,
-        Op::Neg {} | Op::Abs {} | Op::Floor {} | Op::Not {} | Op::Clamp { .. } | Op::Cast { .. } | Op::Add {} | Op::Sub {} | Op::Mul {}
-        | Op::Max {} | Op::Min {} | Op::Eq {} | Op::Ne {} | Op::Lt {} | Op::Le {} | Op::And {} | Op::Or {} | Op::Select {} | Op::Reshape { .. }
-        | Op::Permute { .. } | Op::Slice { .. } | Op::Broadcast { .. } | Op::Iota { .. } | Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. }
-        | Op::Argmax { .. } | Op::Cumsum { .. } | Op::MatMul { .. } | Op::Scan { .. } => false,
+        Op::Exp {}
+        | Op::Log {}
+        | Op::Sqrt {}
+        | Op::Rsqrt {}
+        | Op::Sigmoid {}
+        | Op::Silu {}
+        | Op::Softplus {}
+        | Op::Tanh {}
+        | Op::Sin {}
+        | Op::Cos {}
+        | Op::Div {}
+        | Op::Gather {}
+        | Op::Conv1d { .. }
+        | Op::Concat { .. }
+        | Op::Pad { .. } => true,
+        Op::Neg {}
+        | Op::Abs {}
+        | Op::Floor {}
+        | Op::Not {}
+        | Op::Clamp { .. }
+        | Op::Cast { .. }
+        | Op::Add {}
+        | Op::Sub {}
+        | Op::Mul {}
+        | Op::Max {}
+        | Op::Min {}
+        | Op::Eq {}
+        | Op::Ne {}
+        | Op::Lt {}
+        | Op::Le {}
+        | Op::And {}
+        | Op::Or {}
+        | Op::Select {}
+        | Op::Reshape { .. }
+        | Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Broadcast { .. }
+        | Op::Iota { .. }
+        | Op::Sum { .. }
+        | Op::Mean { .. }
+        | Op::ReduceMax { .. }
+        | Op::Argmax { .. }
+        | Op::Cumsum { .. }
+        | Op::MatMul { .. }
+        | Op::Scan { .. } => false,
     }
 }
 
