@@ -9,7 +9,7 @@ use monopass_lower::kernels::elementwise::{Body, lower};
 fn check_inline(name: &str, graph: &Graph, tolerance: f64) -> Outcome<()> {
     let named = graph.outputs.iter().chain(&graph.updates);
     let bodies: Vec<Body> = named.map(|named| Body { outputs: vec![named.value] }).collect();
-    check_within(name, graph, tolerance, &|ctx| bodies.chunks(3).map(|bodies| lower(ctx, bodies, &all_inline(graph), &[])).collect())
+    check_within(name, graph, tolerance, &|ctx, _| bodies.chunks(3).map(|bodies| lower(ctx, bodies, &all_inline(graph), &[])).collect())
 }
 
 /// Last axes with and without a multiple of four elements.
@@ -304,7 +304,7 @@ fn a_state_is_updated_in_place() {
         let graph = g.finish().unwrap();
         let (old, new) = (graph.states().next().unwrap().1, graph.updates[0].value);
         let bodies = [Body { outputs: vec![new, graph.outputs[0].value] }];
-        check_within("state", &graph, 1e-6, &|ctx| vec![lower(ctx, &bodies, &all_inline(&graph), &[(old, new)])]).unwrap();
+        check_within("state", &graph, 1e-6, &|ctx, _| vec![lower(ctx, &bodies, &all_inline(&graph), &[(old, new)])]).unwrap();
     }
 }
 
@@ -335,7 +335,7 @@ fn another_length_gives_the_same_text() {
         let graph = g.finish().unwrap();
         let bodies: Vec<Body> = graph.outputs.iter().map(|named| Body { outputs: vec![named.value] }).collect();
         let target = Target::profile("nvidia").unwrap();
-        let plan = plan(&graph, &target, &|ctx| vec![lower(ctx, &bodies, &all_inline(&graph), &[])]).unwrap();
+        let plan = plan(&graph, &target, &|ctx, _| vec![lower(ctx, &bodies, &all_inline(&graph), &[])]).unwrap();
         plan.kernels[0].wgsl.clone()
     };
     assert_eq!(text(3, 5), text(2, 9));

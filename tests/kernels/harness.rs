@@ -9,7 +9,7 @@ use monopass_lower::emit::LowerCtx;
 use monopass_lower::memory::{MemoryOptions, assign};
 use monopass_lower::plan::Plan;
 use monopass_lower::plan_verify::verify_plan;
-use monopass_lower::step::{Step, Steps};
+use monopass_lower::step::{Step, Steps, Temp};
 use monopass_lower::validate::validate;
 use monopass_lower::{LowerError, Target};
 use monopass_runtime::{Device, DeviceOptions, RuntimeError, Session, blocking};
@@ -18,6 +18,9 @@ use std::sync::OnceLock;
 
 /// Result of a helper.
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Makes the steps of a graph, and the intermediates they hand to each other.
+pub(crate) type Lower<'t> = dyn Fn(&LowerCtx<'_>, &mut Vec<Temp>) -> Vec<Step> + 't;
 
 /// The machine's adapter, opened once. Without one the test skips, loudly; with `MONOPASS_REQUIRE_GPU=1` it fails.
 fn gpu() -> Outcome<Option<&'static Device>> {
@@ -36,10 +39,12 @@ fn gpu() -> Outcome<Option<&'static Device>> {
 }
 
 /// Plans `graph` with the steps that `lower` makes for `target`, and proves the plan and its kernels.
-pub(crate) fn plan(graph: &Graph, target: &Target, lower: &dyn Fn(&LowerCtx<'_>) -> Vec<Step>) -> Outcome<Plan> {
+pub(crate) fn plan(graph: &Graph, target: &Target, lower: &Lower<'_>) -> Outcome<Plan> {
     let (dynamic, updated) = (DynamicAxes::of(graph), IndexSet::new());
     let ctx = LowerCtx { graph, target, dynamic: &dynamic, updated: &updated };
-    let steps = Steps { steps: lower(&ctx), ..Steps::default() };
+    let mut temps = Vec::new();
+    let steps = lower(&ctx, &mut temps);
+    let steps = Steps { steps, temps, ..Steps::default() };
     for step in &steps.steps {
         validate(&step.kernel, target).map_err(|error| with_text(&error, &step.kernel.wgsl))?;
     }
@@ -53,12 +58,12 @@ fn with_text(error: &LowerError, wgsl: &str) -> String {
 }
 
 /// Asserts that the steps which `lower` makes compute what the interpreter does.
-pub(crate) fn check(name: &str, graph: &Graph, lower: &dyn Fn(&LowerCtx<'_>) -> Vec<Step>) -> Outcome<()> {
+pub(crate) fn check(name: &str, graph: &Graph, lower: &Lower<'_>) -> Outcome<()> {
     check_within(name, graph, 2e-5, lower)
 }
 
 /// As [`check`], with another tolerance, relative to the largest magnitude of each tensor or 1.
-pub(crate) fn check_within(name: &str, graph: &Graph, tolerance: f64, lower: &dyn Fn(&LowerCtx<'_>) -> Vec<Step>) -> Outcome<()> {
+pub(crate) fn check_within(name: &str, graph: &Graph, tolerance: f64, lower: &Lower<'_>) -> Outcome<()> {
     for profile in ["webgpu-default", "lavapipe"] {
         let target = Target::profile(profile).ok_or("no such profile")?;
         plan(graph, &target, lower).map_err(|error| format!("{name} for {profile}: {error}"))?;

@@ -4,5 +4,6 @@
 
 mod elementwise;
 mod harness;
+mod matmul;
 mod prefix;
 mod rows;

@@ -14,7 +14,7 @@ fn check_cumsum(shape: &[usize], axis: usize, reverse: bool, dynamic: &[usize]) 
     g.output("u32", u.cumsum(axis, reverse));
     let graph = g.finish()?;
     let sums = ["f32", "i32", "u32"].map(|name| output(&graph, name));
-    check_within(&format!("cumsum {shape:?} {axis} {reverse}"), &graph, 1e-5, &|ctx| {
+    check_within(&format!("cumsum {shape:?} {axis} {reverse}"), &graph, 1e-5, &|ctx, _| {
         sums.iter().flatten().map(|&value| lower_cumsum(ctx, value, &all_inline(&graph))).collect()
     })
 }

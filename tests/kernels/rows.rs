@@ -11,7 +11,7 @@ fn check_rows(name: &str, graph: &Graph, axes: &[usize], tolerance: f64) -> Outc
     let domain = graph.def(reductions[0]).operands[0].ok_or("no operand")?;
     let outputs = graph.outputs.iter().map(|output| output.value).collect();
     let rows = Rows { domain, axes: axes.to_vec(), reductions, outputs };
-    check_within(name, graph, tolerance, &|ctx| vec![lower(ctx, &rows, &all_inline(graph))])
+    check_within(name, graph, tolerance, &|ctx, _| vec![lower(ctx, &rows, &all_inline(graph))])
 }
 
 /// Each shape with the axes to reduce.
@@ -87,7 +87,7 @@ fn a_vocabulary_row_is_reduced_in_few_trips() {
         outputs: vec![output(&graph, "max").unwrap()],
     };
     let target = Target::webgpu_default();
-    let plan = plan(&graph, &target, &|ctx| vec![lower(ctx, &rows, &all_inline(&graph))]);
+    let plan = plan(&graph, &target, &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]);
     // The other two outputs are not written, which the plan verifier sees.
     assert!(plan.is_err());
 }
@@ -221,7 +221,7 @@ fn another_length_gives_the_same_text() {
             reductions: reductions(&graph),
             outputs: reductions(&graph),
         };
-        let plan = plan(&graph, &Target::webgpu_default(), &|ctx| vec![lower(ctx, &rows, &all_inline(&graph))]).unwrap();
+        let plan = plan(&graph, &Target::webgpu_default(), &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]).unwrap();
         plan.kernels[0].wgsl.clone()
     };
     assert_eq!(texts(1, 1), texts(3, 5));
@@ -240,7 +240,7 @@ fn a_loop_that_a_driver_would_end_gets_more_invocations() {
         let graph = graph(n);
         let rows =
             Rows { domain: graph.inputs().next().unwrap().1, axes: vec![1], reductions: reductions(&graph), outputs: reductions(&graph) };
-        plan(&graph, &target, &|ctx| vec![lower(ctx, &rows, &all_inline(&graph))]).map(|plan| plan.cmds[0].loop_trips)
+        plan(&graph, &target, &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]).map(|plan| plan.cmds[0].loop_trips)
     };
     assert_eq!(trips(100 * 32 + 1).unwrap(), 51);
     assert_eq!(trips(1024 * 100).unwrap(), 100);
@@ -253,7 +253,7 @@ fn scalars_reduce_to_themselves() {
     let x = g.input("x", DType::F32, [1, 1]);
     g.output("y", x.sum([0, 1], false));
     let graph = g.finish().unwrap();
-    check("scalar", &graph, &|ctx| {
+    check("scalar", &graph, &|ctx, _| {
         let rows = Rows {
             domain: graph.inputs().next().unwrap().1,
             axes: vec![0, 1],

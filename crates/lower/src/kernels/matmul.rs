@@ -125,7 +125,7 @@ pub fn lower(ctx: &LowerCtx<'_>, item: &Product, inline: &dyn Fn(ValueId) -> boo
     let mut kb = KernelBuilder::new(ctx, inline);
     let Some(geometry) = Geometry::new(&mut kb, item.anchor) else { return Vec::new() };
     let rows = geometry.n_rows().value();
-    if rows <= FEW_ROWS && geometry.transpose_b && geometry.batch.is_empty() {
+    if rows <= FEW_ROWS && geometry.transpose_b && !geometry.transpose_a && geometry.batch.is_empty() {
         return vec![by_rows(kb, item, &geometry)];
     }
     let is_short = rows < SHORT_ROWS;
