@@ -44,6 +44,7 @@ impl DynamicAxes {
         operands.get(idx).copied().flatten().and_then(|value| self.0.get(value)).map_or(&[], Vec::as_slice)
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "every elementwise op is alike, and a size that is missed only costs a pipeline")]
     fn result(&self, graph: &Graph, op: &Op, operands: &[Option<ValueId>], result: ValueId, result_idx: usize) -> Vec<bool> {
         let rank = graph.ty(result).rank();
         let x = self.operand(operands, 0);
@@ -83,36 +84,8 @@ impl DynamicAxes {
             }
             Op::Conv1d { .. } => x.to_vec(),
             Op::Scan { .. } => self.operand(operands, 1).to_vec(),
-            Op::Broadcast { .. }
-            | Op::Neg {}
-            | Op::Abs {}
-            | Op::Exp {}
-            | Op::Log {}
-            | Op::Sqrt {}
-            | Op::Rsqrt {}
-            | Op::Sigmoid {}
-            | Op::Silu {}
-            | Op::Softplus {}
-            | Op::Tanh {}
-            | Op::Sin {}
-            | Op::Cos {}
-            | Op::Floor {}
-            | Op::Not {}
-            | Op::Clamp { .. }
-            | Op::Cast { .. }
-            | Op::Add {}
-            | Op::Sub {}
-            | Op::Mul {}
-            | Op::Div {}
-            | Op::Max {}
-            | Op::Min {}
-            | Op::Eq {}
-            | Op::Ne {}
-            | Op::Lt {}
-            | Op::Le {}
-            | Op::And {}
-            | Op::Or {}
-            | Op::Select {} => {
+            // What is left broadcasts its operands: elementwise ops, and the broadcast itself.
+            _ => {
                 let all: Vec<&[bool]> = (0..operands.len()).map(|idx| self.operand(operands, idx)).collect();
                 aligned_or(&all, rank)
             }

@@ -1,6 +1,7 @@
 //! What each op means, by family: its typing rule (`infer`) and its value (`eval`) side by side.
 //!
-//! The two functions here only hand an op to its family, naming every op so that the compiler lists what is missing.
+//! The two functions here only hand an op to the family of its class; there every op is named, so that the compiler lists
+//! what is missing.
 
 pub mod conv;
 pub mod elementwise;
@@ -12,7 +13,7 @@ pub mod scan;
 
 use crate::error::{EvalError, help_line};
 use crate::eval::{Array, Real};
-use crate::op::{Op, OperandKind};
+use crate::op::{Class, Op, OperandKind};
 use crate::types::TensorType;
 use std::fmt;
 
@@ -73,48 +74,14 @@ pub fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeEr
 }
 
 fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
-    match op {
-        Op::Neg {}
-        | Op::Abs {}
-        | Op::Exp {}
-        | Op::Log {}
-        | Op::Sqrt {}
-        | Op::Rsqrt {}
-        | Op::Sigmoid {}
-        | Op::Silu {}
-        | Op::Softplus {}
-        | Op::Tanh {}
-        | Op::Sin {}
-        | Op::Cos {}
-        | Op::Floor {}
-        | Op::Not {}
-        | Op::Clamp { .. }
-        | Op::Cast { .. }
-        | Op::Add {}
-        | Op::Sub {}
-        | Op::Mul {}
-        | Op::Div {}
-        | Op::Max {}
-        | Op::Min {}
-        | Op::Eq {}
-        | Op::Ne {}
-        | Op::Lt {}
-        | Op::Le {}
-        | Op::And {}
-        | Op::Or {}
-        | Op::Select {} => elementwise::infer(op, operands),
-        Op::Reshape { .. }
-        | Op::Permute { .. }
-        | Op::Slice { .. }
-        | Op::Broadcast { .. }
-        | Op::Pad { .. }
-        | Op::Concat { .. }
-        | Op::Iota { .. } => movement::infer(op, operands),
-        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } | Op::Argmax { .. } | Op::Cumsum { .. } => reduce::infer(op, operands),
-        Op::MatMul { .. } => matmul::infer(op, operands),
-        Op::Gather {} => index::infer(op, operands),
-        Op::Conv1d { .. } => conv::infer(op, operands),
-        Op::Scan { .. } => scan::infer(op, operands),
+    match op.class() {
+        Class::Elementwise => elementwise::infer(op, operands),
+        Class::Movement => movement::infer(op, operands),
+        Class::Reduction | Class::Prefix => reduce::infer(op, operands),
+        Class::Contraction => matmul::infer(op, operands),
+        Class::Index => index::infer(op, operands),
+        Class::Conv => conv::infer(op, operands),
+        Class::Scan => scan::infer(op, operands),
     }
 }
 
@@ -126,50 +93,14 @@ pub(crate) fn eval<'a, R: Real>(
 ) -> Result<Vec<Array<'a, R>>, EvalError> {
     let operands = Operands(operands);
     let ty = *types.first().ok_or_else(|| EvalError::new(format!("{}: no result types", op.mnemonic())))?;
-    match op {
-        Op::Neg {}
-        | Op::Abs {}
-        | Op::Exp {}
-        | Op::Log {}
-        | Op::Sqrt {}
-        | Op::Rsqrt {}
-        | Op::Sigmoid {}
-        | Op::Silu {}
-        | Op::Softplus {}
-        | Op::Tanh {}
-        | Op::Sin {}
-        | Op::Cos {}
-        | Op::Floor {}
-        | Op::Not {}
-        | Op::Clamp { .. }
-        | Op::Cast { .. }
-        | Op::Add {}
-        | Op::Sub {}
-        | Op::Mul {}
-        | Op::Div {}
-        | Op::Max {}
-        | Op::Min {}
-        | Op::Eq {}
-        | Op::Ne {}
-        | Op::Lt {}
-        | Op::Le {}
-        | Op::And {}
-        | Op::Or {}
-        | Op::Select {} => elementwise::eval(op, operands, ty).map(one),
-        Op::Reshape { .. }
-        | Op::Permute { .. }
-        | Op::Slice { .. }
-        | Op::Broadcast { .. }
-        | Op::Pad { .. }
-        | Op::Concat { .. }
-        | Op::Iota { .. } => movement::eval(op, operands, ty).map(one),
-        Op::Sum { .. } | Op::Mean { .. } | Op::ReduceMax { .. } | Op::Argmax { .. } | Op::Cumsum { .. } => {
-            reduce::eval(op, operands, ty).map(one)
-        }
-        Op::MatMul { .. } => matmul::eval(op, operands, ty).map(one),
-        Op::Gather {} => index::eval(op, operands, ty).map(one),
-        Op::Conv1d { .. } => conv::eval(op, operands),
-        Op::Scan { .. } => scan::eval(op, operands),
+    match op.class() {
+        Class::Elementwise => elementwise::eval(op, operands, ty).map(one),
+        Class::Movement => movement::eval(op, operands, ty).map(one),
+        Class::Reduction | Class::Prefix => reduce::eval(op, operands, ty).map(one),
+        Class::Contraction => matmul::eval(op, operands, ty).map(one),
+        Class::Index => index::eval(op, operands, ty).map(one),
+        Class::Conv => conv::eval(op, operands),
+        Class::Scan => scan::eval(op, operands),
     }
 }
 

@@ -7,6 +7,7 @@ use super::kernel::{KernelBuilder, Width, register_type};
 use super::num::Num;
 use crate::step::StepValue;
 use monopass_ir::graph::{Node, NodeKind};
+use monopass_ir::op::Accuracy;
 use monopass_ir::{DType, Op, ValueId};
 
 impl KernelBuilder<'_> {
@@ -355,7 +356,8 @@ impl KernelBuilder<'_> {
 
     /// Arithmetic on storage types is done in f32 and rounded, as the interpreter does.
     fn round_to_storage(&mut self, expr: String, op: &Op, dtype: DType, width: Width) -> String {
-        let rounds = !matches!(op, Op::Neg {} | Op::Abs {} | Op::Max {} | Op::Min {} | Op::Select {} | Op::Floor {});
+        // The bounds of a clamp need not be numbers of the storage type.
+        let rounds = op.accuracy() != Accuracy::Exact || matches!(op, Op::Clamp { .. });
         match dtype {
             DType::F16 | DType::Bf16 if rounds => self.cast(&expr, DType::F32, dtype, width),
             DType::F32 | DType::F16 | DType::Bf16 | DType::I32 | DType::U32 | DType::Bool => expr,

@@ -1,3 +1,5 @@
+//! Plans from steps written by hand.
+
 use super::*;
 use crate::plan::{BindingSpec, Buffer, BufferKind, StateStorage};
 use crate::plan_verify::verify_plan;

@@ -1,3 +1,5 @@
+//! Kernels that each check accepts and refuses.
+
 use super::*;
 use crate::plan::BindingSpec;
 

@@ -20,7 +20,7 @@ pub use clusters::{Cluster, ClusterKind, describe, shrink};
 use indexmap::IndexSet;
 use links::Links;
 use monopass_ir::graph::NodeKind;
-use monopass_ir::op::Class;
+use monopass_ir::op::{Accuracy, Class};
 use monopass_ir::{DType, Graph, NodeId, Op, ValueId};
 use slotmap::SecondaryMap;
 
@@ -177,52 +177,11 @@ pub fn is_view(op: &Op) -> bool {
 
 /// Whether computing an op again and again costs more than loading its result.
 fn is_heavy(op: &Op) -> bool {
-    match op {
-        Op::Exp {}
-        | Op::Log {}
-        | Op::Sqrt {}
-        | Op::Rsqrt {}
-        | Op::Sigmoid {}
-        | Op::Silu {}
-        | Op::Softplus {}
-        | Op::Tanh {}
-        | Op::Sin {}
-        | Op::Cos {}
-        | Op::Div {}
-        | Op::Gather {}
-        | Op::Conv1d { .. }
-        | Op::Concat { .. }
-        | Op::Pad { .. } => true,
-        Op::Neg {}
-        | Op::Abs {}
-        | Op::Floor {}
-        | Op::Not {}
-        | Op::Clamp { .. }
-        | Op::Cast { .. }
-        | Op::Add {}
-        | Op::Sub {}
-        | Op::Mul {}
-        | Op::Max {}
-        | Op::Min {}
-        | Op::Eq {}
-        | Op::Ne {}
-        | Op::Lt {}
-        | Op::Le {}
-        | Op::And {}
-        | Op::Or {}
-        | Op::Select {}
-        | Op::Reshape { .. }
-        | Op::Permute { .. }
-        | Op::Slice { .. }
-        | Op::Broadcast { .. }
-        | Op::Iota { .. }
-        | Op::Sum { .. }
-        | Op::Mean { .. }
-        | Op::ReduceMax { .. }
-        | Op::Argmax { .. }
-        | Op::Cumsum { .. }
-        | Op::MatMul { .. }
-        | Op::Scan { .. } => false,
+    match op.class() {
+        Class::Elementwise => op.accuracy() != Accuracy::Exact && !matches!(op, Op::Add {} | Op::Sub {} | Op::Mul {}),
+        Class::Movement => matches!(op, Op::Concat { .. } | Op::Pad { .. }),
+        Class::Index | Class::Conv => true,
+        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
     }
 }
 
