@@ -1,0 +1,132 @@
+//! Guards that blocks, their parts, models and loaded checkpoints compute on the GPU what the reference vectors say: every
+//! case once with all passes on, and a list with one of each kind and block with each pass off.
+
+mod common;
+
+use common::{Outcome, Program, compile, folder, gpu, settle};
+use indexmap::IndexMap;
+use monopass_blocks::cases::{Case, CaseGraphs, Manifest, Tensors, read_tensors};
+use monopass_blocks::checkpoint::{self, Bytes, Files, ReadError};
+use monopass_ir::Graph;
+use monopass_lower::{CompileOptions, Pass};
+use monopass_runtime::{Device, Session, blocking};
+use std::path::PathBuf;
+
+/// Kinds whose outputs are compared here.
+const KINDS: [&str; 11] = [
+    "linear",
+    "conv1d",
+    "rmsnorm",
+    "gated_rmsnorm",
+    "unary",
+    "ssd",
+    "mamba2_block",
+    "seed2_block",
+    "decode",
+    "lm",
+    "checkpoint",
+];
+
+/// One of each kind and block, odd sizes, for what is too slow to do with all.
+const CHOSEN: [&str; 24] = [
+    "linear_1",
+    "linear_3",
+    "conv_k1_0",
+    "conv_k3_2",
+    "conv_k4_3",
+    "rms_1",
+    "rms_3",
+    "grms_1_post",
+    "grms_2_pre",
+    "unary_silu",
+    "ssd_1_packed",
+    "ssd_2_h0",
+    "ssd_3_plain",
+    "ssd_4_clamp",
+    "mamba2_basic",
+    "mamba2_dssm",
+    "mamba2_groups",
+    "mamba2_packed",
+    "mamba2_pregate",
+    "seed2_groups",
+    "seed2_states",
+    "decode_mamba2_p6",
+    "decode_seed2_p1",
+    "lm_mamba2",
+];
+
+/// A directory on disk.
+struct Dir(PathBuf);
+
+impl Files for Dir {
+    fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError> {
+        match std::fs::read(self.0.join(name)) {
+            Ok(bytes) => Ok(Some(Box::new(bytes))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Box::new(error)),
+        }
+    }
+}
+
+fn manifest() -> Outcome<Manifest> {
+    Ok(Manifest::parse(&std::fs::read_to_string(folder("golden").join("manifest.json"))?)?)
+}
+
+/// Every tensor of a case that is off, with the case's name and that of the setting.
+fn run(device: &Device, case: &Case, off: &[Pass]) -> Outcome<Vec<String>> {
+    let tensors = read_tensors(&case.file, &std::fs::read(folder("golden").join(&case.file))?)?;
+    let (graphs, params) = if case.kind == "checkpoint" {
+        let loaded = checkpoint::load(&Dir(folder("golden").join(&case.id)))?;
+        (CaseGraphs::of_checkpoint(case, &tensors, &loaded)?, loaded.params)
+    } else {
+        (CaseGraphs::new(case, &tensors)?, CaseGraphs::params_of(&tensors))
+    };
+    let weights = blocking::upload(device, params.iter().map(|(name, data)| (name.clone(), data)))?;
+    let mut programs: IndexMap<String, Program> = IndexMap::new();
+    let mut session = Session::new(device);
+    let given = graphs.run(&tensors, &params, |graph: &Graph, inputs: &Tensors, _: &Tensors, states: &mut Tensors| -> Outcome<Tensors> {
+        let key = monopass_ir::text::print(graph);
+        if !programs.contains_key(&key) {
+            let plan = compile(graph, device.target(), &CompileOptions::without(off))?;
+            programs.insert(key.clone(), Program::new(device, plan, &weights)?);
+        }
+        // States stay on the device from one run to the next.
+        let (outputs, new, _) = programs[&key].run(&mut session, inputs, &Tensors::new())?;
+        states.extend(new);
+        Ok(outputs)
+    })?;
+    let verdicts = case.judge(&given, &tensors);
+    if verdicts.is_empty() {
+        return Err("nothing to compare".into());
+    }
+    Ok(verdicts.iter().filter(|verdict| !verdict.passes()).map(|verdict| format!("{} without {off:?}: {verdict:?}", case.id)).collect())
+}
+
+fn check(cases: &[&Case], off: &[Pass]) -> Outcome {
+    let Some(device) = gpu()? else { return Ok(()) };
+    let mut problems = Vec::new();
+    for case in cases {
+        problems.extend(run(device, case, off).unwrap_or_else(|error| vec![format!("{} without {off:?}: {error}", case.id)]));
+    }
+    settle(&problems)
+}
+
+#[test]
+fn every_case() -> Outcome {
+    let manifest = manifest()?;
+    let cases: Vec<&Case> = manifest.cases.iter().filter(|case| KINDS.contains(&case.kind.as_str())).collect();
+    assert_eq!(cases.len(), 105);
+    check(&cases, &[])
+}
+
+#[test]
+fn chosen_cases_with_each_pass_off() -> Outcome {
+    let manifest = manifest()?;
+    let cases: Vec<&Case> = manifest.cases.iter().filter(|case| CHOSEN.contains(&case.id.as_str())).collect();
+    assert_eq!(cases.len(), CHOSEN.len());
+    for kind in KINDS.iter().filter(|kind| **kind != "checkpoint") {
+        assert!(cases.iter().any(|case| case.kind == *kind), "no {kind}");
+    }
+    let run = |pass| check(&cases, &[pass]).err().map(|error| error.to_string());
+    settle(&Pass::ALL.into_iter().filter_map(run).collect::<Vec<_>>())
+}
