@@ -13,19 +13,8 @@ use monopass_runtime::{Device, Session, blocking};
 use std::path::PathBuf;
 
 /// Kinds whose outputs are compared here.
-const KINDS: [&str; 11] = [
-    "linear",
-    "conv1d",
-    "rmsnorm",
-    "gated_rmsnorm",
-    "unary",
-    "ssd",
-    "mamba2_block",
-    "seed2_block",
-    "decode",
-    "lm",
-    "checkpoint",
-];
+const KINDS: [&str; 11] =
+    ["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "ssd", "mamba2_block", "seed2_block", "decode", "lm", "checkpoint"];
 
 /// One of each kind and block, odd sizes, for what is too slow to do with all.
 const CHOSEN: [&str; 24] = [
@@ -84,17 +73,18 @@ fn run(device: &Device, case: &Case, off: &[Pass]) -> Outcome<Vec<String>> {
     let weights = blocking::upload(device, params.iter().map(|(name, data)| (name.clone(), data)))?;
     let mut programs: IndexMap<String, Program> = IndexMap::new();
     let mut session = Session::new(device);
-    let given = graphs.run(&tensors, &params, |graph: &Graph, inputs: &Tensors, _: &Tensors, states: &mut Tensors| -> Outcome<Tensors> {
-        let key = monopass_ir::text::print(graph);
-        if !programs.contains_key(&key) {
-            let plan = compile(graph, device.target(), &CompileOptions::without(off))?;
-            programs.insert(key.clone(), Program::new(device, plan, &weights)?);
-        }
-        // States stay on the device from one run to the next.
-        let (outputs, new, _) = programs[&key].run(&mut session, inputs, &Tensors::new())?;
-        states.extend(new);
-        Ok(outputs)
-    })?;
+    let given =
+        graphs.run(&tensors, &params, |graph: &Graph, inputs: &Tensors, _: &Tensors, states: &mut Tensors| -> Outcome<Tensors> {
+            let key = monopass_ir::text::print(graph);
+            if !programs.contains_key(&key) {
+                let plan = compile(graph, device.target(), &CompileOptions::without(off))?;
+                programs.insert(key.clone(), Program::new(device, plan, &weights)?);
+            }
+            // States stay on the device from one run to the next.
+            let (outputs, new, _) = programs[&key].run(&mut session, inputs, &Tensors::new())?;
+            states.extend(new);
+            Ok(outputs)
+        })?;
     let verdicts = case.judge(&given, &tensors);
     if verdicts.is_empty() {
         return Err("nothing to compare".into());

@@ -31,7 +31,6 @@ fn off_by(choice: u64) -> Vec<Pass> {
 
 /// The built-in profiles that differ.
 fn profiles() -> Outcome<Vec<Target>> {
-
     Ok(vec![profile("webgpu-default")?, profile("lavapipe")?, profile("nvidia")?])
 }
 

@@ -161,7 +161,13 @@ fn different(given: &TensorData, wanted: &TensorData, scale: f64) -> Option<Stri
     };
     let off: Vec<usize> = given.iter().zip(&wanted).enumerate().filter(|(_, pair)| is_off(*pair)).map(|(i, _)| i).collect();
     let &first = off.first()?;
-    Some(format!("{ty}: {} of {} elements are off, the first at {first}: {} and not {}", off.len(), given.len(), given[first], wanted[first]))
+    Some(format!(
+        "{ty}: {} of {} elements are off, the first at {first}: {} and not {}",
+        off.len(),
+        given.len(),
+        given[first],
+        wanted[first]
+    ))
 }
 
 /// Fails with all of `problems`, if there are any.

@@ -23,9 +23,9 @@ pub struct Part {
 pub struct Index(pub Vec<Part>);
 
 impl Part {
-    /// A position in one run.
+    /// A position in one run; 0 where the run has one element whatever the length, so that it is known under one name.
     pub fn new(expr: impl Into<String>, sizes: Vec<Num>, align: u64) -> Self {
-        Self { expr: expr.into(), sizes, align }
+        if sizes.iter().all(Num::is_one) { Self::zero(sizes) } else { Self { expr: expr.into(), sizes, align } }
     }
 
     /// Position 0 of axes of size 1.

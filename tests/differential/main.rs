@@ -1,7 +1,9 @@
 //! Guards that graphs compute on the GPU what they compute on the interpreter: every case of `tests/cases` with all passes
 //! and with each pass off, with the kernels of other targets, and shapes chosen for the kernels that they reach.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod shapes;
 
 use common::{Outcome, Sources, cases, compile, difference, gpu, settle, targets};
 use monopass_ir::Graph;

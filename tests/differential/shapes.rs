@@ -1,0 +1,163 @@
+//! Graphs whose sizes make each kernel meet its edges: tiles that the sizes do not fill, K split among workgroups, few rows,
+//! scans of any length, with several ranks and groups, and sequences that start inside a chunk.
+
+use crate::check;
+use crate::common::{Outcome, gpu, settle, targets};
+use monopass_ir::error::BuildErrors;
+use monopass_ir::{DType, Graph, GraphBuilder, Tensor};
+
+/// Checks every graph for every target, all passes on.
+fn check_all(graphs: impl IntoIterator<Item = Result<(String, Graph), BuildErrors>>) -> Outcome {
+    let Some(device) = gpu()? else { return Ok(()) };
+    let mut problems = Vec::new();
+    for (seed, item) in (20..).zip(graphs) {
+        let (name, graph) = item?;
+        for (target_name, target) in targets(device) {
+            let problem = check(device, &graph, &target, &[], seed)?;
+            problems.extend(problem.map(|problem| format!("{name} for {target_name}: {problem}")));
+        }
+    }
+    settle(&problems)
+}
+
+/// `silu(x w + b) * x2`, where M, N and K are `sizes`.
+fn product(sizes: [usize; 3], transpose_a: bool, transpose_b: bool) -> Result<(String, Graph), BuildErrors> {
+    let [m, n, k] = sizes;
+    let g = GraphBuilder::new("product");
+    let x = g.input_dynamic("x", DType::F32, if transpose_a { [k, m] } else { [m, k] }, &[usize::from(transpose_a)]);
+    let w = g.param("w", DType::F32, if transpose_b { [n, k] } else { [k, n] });
+    let gate = g.input_dynamic("gate", DType::F32, [m, n], &[0]);
+    let y = x.matmul(w, transpose_a, transpose_b) * (1.0 / k as f64).sqrt();
+    g.output("y", (y + g.param("b", DType::F32, [n])).silu() * gate);
+    Ok((format!("product {sizes:?} {transpose_a} {transpose_b}"), g.finish()?))
+}
+
+#[test]
+fn products_of_any_size() -> Outcome {
+    let plain = [[1, 1, 1], [3, 5, 7], [8, 7, 130], [9, 33, 17], [20, 64, 512], [21, 31, 515], [70, 65, 50], [130, 68, 260], [257, 5, 64]];
+    let turned = [[5, 7, 9], [33, 66, 34], [68, 12, 300]];
+    let plain = plain.into_iter().flat_map(|sizes| [product(sizes, false, true), product(sizes, false, false)]);
+    check_all(plain.chain(turned.into_iter().flat_map(|sizes| [product(sizes, true, false), product(sizes, true, true)])))
+}
+
+/// A product of batches, each with its own right side, or all with one.
+fn batches(rows: usize, is_shared: bool) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("batches");
+    let x = g.input_dynamic("x", DType::F32, [3, 1, rows, 6], &[0]);
+    let y = g.input_dynamic("y", DType::F32, [if is_shared { 1 } else { 3 }, 2, 10, 6], &[0]);
+    let z = x.matmul(y, false, true);
+    g.output("z", z.reshape([6, rows * 10]).tanh());
+    g.output("sum", z.sum([0, 3], false));
+    Ok((format!("batches of {rows}, shared {is_shared}"), g.finish()?))
+}
+
+#[test]
+fn products_of_batches() -> Outcome {
+    check_all([(1, true), (5, true), (5, false), (40, false)].map(|(rows, is_shared)| batches(rows, is_shared)))
+}
+
+/// A norm, its product, and parts of the result that go different ways.
+fn normed(rows: usize, width: usize) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("normed");
+    let x = g.input_dynamic("x", DType::F32, [3, rows, width], &[0, 1]);
+    let mean_square = (x * x).mean([2], true);
+    let normed = x * (mean_square + 1e-5).rsqrt() * g.param("w", DType::F32, [width]);
+    let y = normed.matmul(g.param("in_proj", DType::F32, [width + 9, width]), false, true);
+    g.output("gate", y.slice_axis(2, 0, width).silu());
+    g.output("rest", y.slice_axis(2, width, width + 9).softplus());
+    g.output("residual", x + y.slice_axis(2, 9, width + 9));
+    Ok((format!("normed {rows} {width}"), g.finish()?))
+}
+
+#[test]
+fn norms_folded_into_products() -> Outcome {
+    check_all([(1, 7), (2, 24), (7, 130), (30, 260), (90, 36)].map(|(rows, width)| normed(rows, width)))
+}
+
+/// Sizes and options of a scan.
+#[derive(Clone, Copy, Debug)]
+struct Scan {
+    len: usize,
+    heads: usize,
+    groups: usize,
+    ranks: usize,
+    headdim: usize,
+    d_state: usize,
+    chunk_size: usize,
+    has_state: bool,
+    has_reset: bool,
+}
+
+impl Scan {
+    fn graph(self) -> Result<(String, Graph), BuildErrors> {
+        let Self { len, heads, groups, ranks, headdim, d_state, chunk_size, .. } = self;
+        let g = GraphBuilder::new("scan");
+        let input = |name, shape: &[usize]| g.input_dynamic(name, DType::F32, shape, &[0, 1]);
+        let log_decay = input("log_decay", &[3, len, heads]) * 0.1;
+        let v = input("v", &[3, len, heads, ranks, headdim]);
+        let [k, q] = ["k", "q"].map(|name| input(name, &[3, len, groups, ranks, d_state]) * 0.5);
+        let s0 = self.has_state.then(|| g.state_dynamic("s", DType::F32, [3, heads, headdim, d_state], &[0]));
+        let reset = self.has_reset.then(|| g.input_dynamic("reset", DType::Bool, [3, len], &[0, 1]));
+        let (y, s_last) = log_decay.scan(v, k, q, s0, reset, chunk_size);
+        let skip: Tensor<'_> = g.param("d", DType::F32, [heads, 1, 1]);
+        g.output("y", (y + v * skip).reshape([3, len, heads * ranks * headdim]).tanh());
+        if self.has_state {
+            g.update("s", s_last)
+        } else {
+            g.output("s_last", s_last)
+        }
+        Ok((format!("{self:?}"), g.finish()?))
+    }
+}
+
+/// A scan without options.
+const PLAIN: Scan =
+    Scan { len: 70, heads: 4, groups: 2, ranks: 1, headdim: 4, d_state: 8, chunk_size: 0, has_state: false, has_reset: false };
+
+#[test]
+fn scans_token_by_token() -> Outcome {
+    let step = Scan { len: 1, has_state: true, ..PLAIN };
+    let scans = [
+        step,
+        Scan { len: 8, has_reset: true, ..step },
+        Scan { len: 5, headdim: 3, d_state: 5, ranks: 3, ..step },
+        Scan { len: 3, headdim: 20, d_state: 130, groups: 4, ..step },
+        Scan { len: 2, headdim: 9, d_state: 72, groups: 1, ranks: 2, has_state: false, has_reset: true, ..step },
+        Scan { len: 4, headdim: 1, d_state: 1, heads: 1, groups: 1, ..step },
+    ];
+    check_all(scans.map(Scan::graph))
+}
+
+#[test]
+fn scans_by_chunks() -> Outcome {
+    let scans = [
+        PLAIN,
+        Scan { len: 9, has_state: true, ..PLAIN },
+        Scan { len: 64, headdim: 20, d_state: 36, ..PLAIN },
+        Scan { len: 65, headdim: 66, d_state: 70, groups: 1, has_state: true, ..PLAIN },
+        Scan { len: 130, headdim: 5, d_state: 7, has_reset: true, has_state: true, ..PLAIN },
+        Scan { len: 67, ranks: 2, headdim: 8, d_state: 4, has_reset: true, ..PLAIN },
+        Scan { len: 50, ranks: 3, headdim: 3, d_state: 9, has_state: true, ..PLAIN },
+        Scan { len: 31, chunk_size: 5, headdim: 6, has_reset: true, has_state: true, ..PLAIN },
+        Scan { len: 20, chunk_size: 1, heads: 1, groups: 1, headdim: 1, d_state: 1, ..PLAIN },
+    ];
+    check_all(scans.map(Scan::graph))
+}
+
+/// A convolution of packed sequences with its window, an activation, and a state that is kept.
+fn conv(len: usize, n_taps: usize, channels: usize) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("conv");
+    let x = g.input_dynamic("x", DType::F32, [3, len, channels], &[0, 1]);
+    let reset = g.input_dynamic("reset", DType::Bool, [3, len], &[0, 1]);
+    let window = g.state_dynamic("window", DType::F32, [3, channels, n_taps - 1], &[0]);
+    let (w, b) = (g.param("w", DType::F32, [channels, n_taps]), g.param("b", DType::F32, [channels]));
+    let (y, last) = x.conv1d(w, Some(b), Some(window), Some(reset), false);
+    g.output("y", y.silu());
+    g.update("window", last);
+    Ok((format!("conv {len} {n_taps} {channels}"), g.finish()?))
+}
+
+#[test]
+fn convolutions_of_packed_sequences() -> Outcome {
+    check_all([(1, 4, 8), (2, 4, 5), (3, 6, 4), (9, 4, 12), (40, 3, 7), (1, 2, 3)].map(|(len, taps, channels)| conv(len, taps, channels)))
+}
