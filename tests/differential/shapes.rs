@@ -93,7 +93,8 @@ impl Scan {
         let Self { len, heads, groups, ranks, headdim, d_state, chunk_size, .. } = self;
         let g = GraphBuilder::new("scan");
         let input = |name, shape: &[usize]| g.input_dynamic(name, DType::F32, shape, &[0, 1]);
-        let log_decay = input("log_decay", &[3, len, heads]) * 0.1;
+        let rate = input("rate", &[3, len, heads]);
+        let log_decay = -(rate * rate);
         let v = input("v", &[3, len, heads, ranks, headdim]);
         let [k, q] = ["k", "q"].map(|name| input(name, &[3, len, groups, ranks, d_state]) * 0.5);
         let s0 = self.has_state.then(|| g.state_dynamic("s", DType::F32, [3, heads, headdim, d_state], &[0]));
