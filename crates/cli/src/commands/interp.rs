@@ -1,0 +1,64 @@
+//! `monopass interp`: a graph on the interpreter, which defines what every op means.
+
+use crate::args::{DataArgs, GraphArgs};
+use crate::output::print_line;
+use crate::report::OrReport;
+use crate::{Outcome, input};
+use miette::Result;
+use monopass::ir::Elements;
+use monopass::ir::eval::{Interpreter, Precision};
+use monopass::{TensorData, Tensors};
+use serde_json::{Value, json};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    graph: GraphArgs,
+    #[command(flatten)]
+    data: DataArgs,
+    /// Compute in f64
+    #[arg(long)]
+    f64: bool,
+    /// One JSON object a tensor, with all its elements
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let graph = input::graph(&args.graph)?;
+    let mut data = input::data(&graph, &args.data)?;
+    let precision = if args.f64 { Precision::F64 } else { Precision::F32 };
+    let interpreter = Interpreter::new(&graph).or_report()?.precision(precision);
+    let outputs = interpreter.run(&data.inputs, &data.params, &mut data.states).or_report()?;
+    print_tensors("output", &outputs, args.json)?;
+    let updates = graph.updates.iter().filter_map(|named| Some((named.name.clone(), data.states.get(&named.name)?.clone()))).collect();
+    print_tensors("state", &updates, args.json)?;
+    Ok(Outcome::Good)
+}
+
+/// Tensors with all elements as JSON, or the first few for a reader.
+pub(crate) fn print_tensors(kind: &str, tensors: &Tensors, is_json: bool) -> Result<()> {
+    tensors.iter().try_for_each(|(name, tensor)| {
+        if is_json {
+            let ty = tensor.ty();
+            let object = json!({ "kind": kind, "name": name, "dtype": ty.dtype.name(), "shape": ty.shape, "values": values(tensor) });
+            return print_line(&object.to_string());
+        }
+        let shown: Vec<String> = tensor.to_f32_vec().iter().take(SHOWN).map(ToString::to_string).collect();
+        let rest = if tensor.elements().len() > SHOWN { ", …" } else { "" };
+        print_line(&format!("{kind} {name:?} {}: {}{rest}", tensor.ty(), shown.join(", ")))
+    })
+}
+
+/// Elements that are shown of a tensor.
+const SHOWN: usize = 8;
+
+/// All elements; JSON has no number for infinities and NaN, which become null.
+fn values(tensor: &TensorData) -> Value {
+    match tensor.elements() {
+        Elements::I32(values) => json!(values),
+        Elements::U32(values) => json!(values),
+        Elements::Bool(values) => json!(values),
+        Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) => json!(tensor.to_f32_vec()),
+    }
+}

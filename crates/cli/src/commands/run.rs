@@ -1,0 +1,93 @@
+//! `monopass run`: a graph compiled and run; with `--check` compared with the interpreter, pass by pass.
+
+use super::check;
+use super::interp::print_tensors;
+use crate::args::{DataArgs, DumpArgs, ExecutorArgs, GraphArgs, PassArgs};
+use crate::output::{kernels_bar, note};
+use crate::report::OrReport;
+use crate::{Outcome, engine, input};
+use input::Data;
+use miette::Result;
+use monopass::engine::{Engine, LoadOptions, Session, blocking};
+use monopass::lower::dump::{DumpSink, NoDump};
+use monopass::{CompileOptions, Counters, Graph, Tensors};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    graph: GraphArgs,
+    #[command(flatten)]
+    data: DataArgs,
+    #[command(flatten)]
+    executor: ExecutorArgs,
+    #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
+    dump: DumpArgs,
+    /// Compare with the interpreter pass by pass and value by value, and name the first value that differs
+    #[arg(long)]
+    check: bool,
+    /// One JSON object a tensor, or a line of the check
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let graph = input::graph(&args.graph)?;
+    let engine = engine::open(&args.executor)?;
+    let options = args.passes.options();
+    let mut sink = args.dump.sink()?;
+    // Limits of the device are found before the host's memory is filled for it.
+    if engine.is_gpu() {
+        let planned = engine.plan(&graph, &options, &mut sink).or_report();
+        sink.finish()?;
+        planned?;
+    }
+    let data = input::data(&graph, &args.data)?;
+    if args.check {
+        return check::run(&engine, &graph, &data, &options, args.json);
+    }
+    note(&engine.describe());
+    let result = execute(&engine, &graph, &data, &options)?;
+    print_tensors("output", &result.outputs, args.json)?;
+    print_tensors("state", &result.states, args.json)?;
+    note(&counted(&result.counters));
+    Ok(Outcome::Good)
+}
+
+/// What a run gave.
+pub(super) struct Executed {
+    pub(super) outputs: Tensors,
+    /// States that the graph updates.
+    pub(super) states: Tensors,
+    counters: Counters,
+}
+
+/// One run of a graph.
+pub(super) fn execute(engine: &Engine, graph: &Graph, data: &Data, options: &CompileOptions) -> Result<Executed> {
+    let (bar, progress) = kernels_bar();
+    let params = blocking::upload(engine, data.params.clone()).or_report()?;
+    let no_dump: &mut dyn DumpSink = &mut NoDump;
+    let load = LoadOptions { compile: options.clone(), dump: Some(no_dump), progress: Some(&progress) };
+    let program = blocking::load_with(engine, graph, &params, load).or_report()?;
+    bar.finish_and_clear();
+    let mut session = started(engine, data)?;
+    let run = blocking::run(&program, &mut session, &data.inputs()).or_report()?;
+    let mut states = Tensors::new();
+    for update in &graph.updates {
+        states.insert(update.name.clone(), blocking::read(&session, &update.name).or_report()?);
+    }
+    Ok(Executed { outputs: run.outputs, states, counters: run.counters })
+}
+
+fn started(engine: &Engine, data: &Data) -> Result<Session> {
+    let mut session = engine.session();
+    data.states.iter().try_for_each(|(name, state)| session.write(name, state)).or_report()?;
+    Ok(session)
+}
+
+/// What a run recorded, in a line.
+pub(super) fn counted(counters: &Counters) -> String {
+    let Counters { dispatches, submits, encoders, passes, .. } = counters;
+    format!("{dispatches} dispatches in {submits} submit, {encoders} encoder, {passes} compute pass")
+}

@@ -1,0 +1,37 @@
+//! The executor that the options ask for.
+
+use crate::args::ExecutorArgs;
+use crate::output::note;
+use crate::report::OrReport;
+use miette::Result;
+use monopass::engine::{Engine, EngineOptions, blocking};
+use monopass::runtime::DeviceOptions;
+
+/// Opens it, and says on stderr if it is another than was hoped for.
+pub(crate) fn open(args: &ExecutorArgs) -> Result<Engine> {
+    open_with(args, DeviceOptions::default())
+}
+
+/// As [`open`], on a device that measures time where it can.
+pub(crate) fn open_profiling(args: &ExecutorArgs) -> Result<Engine> {
+    open_with(args, DeviceOptions { profile: true, ..DeviceOptions::default() })
+}
+
+fn open_with(args: &ExecutorArgs, device: DeviceOptions) -> Result<Engine> {
+    let options = EngineOptions { device: DeviceOptions { adapter: args.adapter.clone(), ..device } };
+    let engine = blocking::open(args.executor.into(), &options).or_report()?;
+    if let Some(notice) = engine.notice() {
+        note(notice);
+    }
+    Ok(engine)
+}
+
+/// Name of the adapter for tables, or of the interpreter.
+pub(crate) fn adapter(engine: &Engine) -> String {
+    engine.device().map_or_else(|| "interpreter".to_owned(), |device| device.info().name.clone())
+}
+
+/// `gpu` or `cpu`.
+pub(crate) const fn executor(engine: &Engine) -> &'static str {
+    if engine.is_gpu() { "gpu" } else { "cpu" }
+}

@@ -1,0 +1,44 @@
+//! Checkpoints mapped into memory, so that a large one is not read twice.
+
+use crate::report::{Failure, io_failure};
+use miette::Result;
+use monopass::blocks::checkpoint::{Bytes, CONFIG_FILE, Files, ReadError};
+use monopass::fs::DirFiles;
+use std::fs::File;
+use std::path::Path;
+
+/// The files of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct MappedFiles(DirFiles);
+
+impl MappedFiles {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let files = DirFiles::open(path).map_err(|error| {
+            io_failure(path, &error).help(format!("give the directory that holds {CONFIG_FILE}, or the .safetensors file beside it"))
+        })?;
+        Ok(Self(files))
+    }
+
+    /// Whether there is a file of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.locate(name).is_some()
+    }
+}
+
+impl Files for MappedFiles {
+    fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError> {
+        self.0.locate(name).map(|path| map(&path)).transpose()
+    }
+}
+
+fn map(path: &Path) -> Result<Bytes<'static>, ReadError> {
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(Failure::new("not a regular file").into());
+    }
+    // SAFETY: the bytes change if another process writes the file meanwhile; parsers check every length against the
+    // mapping before they read, and a checkpoint that is being overwritten has no meaning anyway.
+    #[expect(unsafe_code, reason = "files of many gigabytes are not copied to be read")]
+    let mapped = unsafe { memmap2::Mmap::map(&file)? };
+    Ok(Box::new(mapped))
+}

@@ -1,0 +1,97 @@
+//! Errors as reports: what, where, and how to fix it.
+
+use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode, SourceSpan};
+use monopass::ir::error::ParseError;
+use std::error::Error;
+use std::fmt::Display;
+use std::path::Path;
+
+/// A message, its help, its cause, and the place in a text.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Failure {
+    message: String,
+    help: Option<String>,
+    #[source]
+    cause: Option<Box<Self>>,
+    place: Option<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    source: NamedSource<String>,
+    label: LabeledSpan,
+}
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), help: None, cause: None, place: None }
+    }
+
+    #[must_use]
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// The error of a library, whose messages carry their help as a last line.
+    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+        let text = error.to_string();
+        // Several mistakes carry several helps, each of which belongs to the lines before it.
+        let (message, help) = match text.split_once("\n  help: ") {
+            Some((message, help)) if !help.contains("\n") => (message.to_owned(), Some(help.to_owned())),
+            _ => (text, None),
+        };
+        let mut cause = error.source().map(|source| Box::new(Self::of(source)));
+        // The report shows the help of its head only.
+        let help = help.or_else(|| cause.as_mut().and_then(|cause| cause.help.take()));
+        Self { message, help, cause, place: None }
+    }
+
+    /// A mistake in a text, drawn at its place.
+    pub(crate) fn parse(name: &str, text: &str, error: &ParseError) -> Self {
+        let line_start: usize = text.split_inclusive('\n').take(error.line.saturating_sub(1)).map(str::len).sum();
+        let line = text.get(line_start..).unwrap_or_default();
+        let offset = line.char_indices().nth(error.column.saturating_sub(1)).map_or(line.trim_end_matches('\n').len(), |(at, _)| at);
+        let span = SourceSpan::new((line_start + offset).min(text.len()).into(), 0);
+        Self {
+            message: format!("{}\n  at line {}, column {} of {name}", error.message, error.line, error.column),
+            help: error.help.clone(),
+            cause: None,
+            place: Some(Place {
+                source: NamedSource::new(name, text.to_owned()),
+                label: LabeledSpan::new_primary_with_span(Some("here".to_owned()), span),
+            }),
+        }
+    }
+}
+
+impl Diagnostic for Failure {
+    fn help<'a>(&'a self) -> Option<Box<dyn Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.place.as_ref().map(|place| &place.source as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        self.place.as_ref().map(|place| Box::new(std::iter::once(place.label.clone())) as Box<dyn Iterator<Item = LabeledSpan>>)
+    }
+}
+
+/// A file that could not be read or written.
+pub(crate) fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("{}: {error}", path.display()))
+}
+
+/// Errors of the libraries as reports.
+pub(crate) trait OrReport<T> {
+    fn or_report(self) -> miette::Result<T>;
+}
+
+impl<T, E: Error + 'static> OrReport<T> for Result<T, E> {
+    fn or_report(self) -> miette::Result<T> {
+        self.map_err(|error| Failure::of(&error).into())
+    }
+}
