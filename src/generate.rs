@@ -218,3 +218,68 @@ fn write_initial_states(config: &LmConfig, params: &Tensors, session: &mut Sessi
 fn next_token(run: &RunOutput) -> Result<u32, Error> {
     run.outputs.get("next").and_then(TensorData::as_u32).and_then(|next| next.first().copied()).ok_or(Error::NoToken)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use monopass_blocks::{Mamba2Config, init};
+    use pollster::block_on;
+
+    fn config() -> LmConfig {
+        let block = Mamba2Config { headdim: 4, d_state: 3, learnable_init_states: true, ..Mamba2Config::new(8) };
+        LmConfig { tie_embeddings: false, ..LmConfig::new(block, 2, 11) }
+    }
+
+    /// Parameters large enough that tokens differ.
+    fn params() -> Tensors {
+        let grow = |(name, tensor): (String, TensorData)| {
+            let values: Vec<f32> = tensor.to_f32_vec().iter().enumerate().map(|(i, x)| x * 20.0 + if i % 3 == 0 { 0.1 } else { 0.0 }).collect();
+            let is_map = name.contains("embed") || name.contains("head") || name.contains("proj");
+            let grown = TensorData::f32(tensor.shape(), values).unwrap();
+            (name, if is_map { grown } else { tensor })
+        };
+        init::lm(&config(), 5).unwrap().into_iter().map(grow).collect()
+    }
+
+    fn generated(prompt: &[u32], n_tokens: usize, chunk_len: usize) -> Result<Generated, Error> {
+        let options = GeneratorOptions { chunk_len, ..GeneratorOptions::default() };
+        block_on(async {
+            let mut generator = Generator::with_options(&Engine::cpu(), config(), params(), &options).await?;
+            let first = generator.generate(prompt, n_tokens, async |_| ControlFlow::Continue(())).await?;
+            let again = generator.generate(prompt, n_tokens, async |_| ControlFlow::Continue(())).await?;
+            assert_eq!(first, again);
+            Ok(first)
+        })
+    }
+
+    #[test]
+    fn chunks_of_the_prompt_do_not_change_the_tokens() {
+        let prompt = [1, 7, 3, 10, 0, 2, 9];
+        let whole = generated(&prompt, 9, 512).unwrap();
+        assert!(whole.tokens.iter().any(|&token| token != whole.tokens[0]), "{whole:?}");
+        for chunk_len in [1, 3, 7] {
+            let split = generated(&prompt, 9, chunk_len).unwrap();
+            assert_eq!((split.tokens, split.n_prefill_runs), (whole.tokens.clone(), 7usize.div_ceil(chunk_len)));
+        }
+        // What was generated continues as it did.
+        let longer = [&prompt[..], &whole.tokens[..4]].concat();
+        assert_eq!(generated(&longer, 5, 512).unwrap().tokens, whole.tokens[4..]);
+    }
+
+    #[test]
+    fn prompts_are_checked_and_the_callback_may_stop() {
+        assert!(matches!(generated(&[], 1, 512), Err(Error::EmptyPrompt)));
+        assert!(matches!(generated(&[1, 11], 1, 512), Err(Error::UnknownToken { token: 11, position: 1, .. })));
+        assert_eq!(generated(&[1], 0, 512).unwrap().tokens, []);
+        let mut n_seen = 0;
+        let stopped = block_on(async {
+            let mut generator = Generator::new(&Engine::cpu(), config(), params()).await?;
+            generator.generate(&[4], 9, async |_| {
+                n_seen += 1;
+                if n_seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+            .await
+        });
+        assert_eq!(stopped.unwrap().tokens.len(), 3);
+    }
+}
