@@ -60,7 +60,8 @@ fn good<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome
 
 /// Asserts that a run fails with `code`, says `what`, prints no result and does not panic.
 fn check_bad(ran: &Ran, code: i32, what: &str) {
-    let said: String = ran.stderr.split(|c: char| c.is_whitespace() || c == '│').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    let said: String =
+        ran.stderr.split(|c: char| c.is_whitespace() || c == '│').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     assert_eq!(ran.code, Some(code), "{}", ran.stderr);
     assert!(said.contains(what), "{what:?} is not in:\n{}", ran.stderr);
     assert!(ran.stdout.is_empty(), "{}", ran.stdout);
@@ -202,7 +203,7 @@ fn a_wrong_result_and_an_unknown_kind_fail() -> Outcome {
     let mut linear = cases.iter().find(|case| case["kind"] == "linear").ok_or("no linear case")?.clone();
     let file = linear["file"].as_str().ok_or("no file")?.to_owned();
     std::fs::copy(project("tests/golden").join(&file), dir.join(&file))?;
-    linear["expect"]["out.y"]["atol"] = 0.0.into();
+    linear["expect"]["out.y"]["atol"] = (-1.0).into();
     let mut unknown = linear.clone();
     unknown["id"] = "odd".into();
     unknown["kind"] = "mystery".into();
@@ -210,7 +211,7 @@ fn a_wrong_result_and_an_unknown_kind_fail() -> Outcome {
     let ran = run(["cases".as_ref(), dir.as_os_str(), "--executor".as_ref(), "cpu".as_ref()])?;
     let lines: Vec<&str> = ran.stdout.lines().collect();
     assert_eq!((ran.code, lines.len()), (Some(1), 3), "{}", ran.stdout);
-    assert!(lines[0].contains("out.y error ") && lines[0].contains(" over atol 0"), "{}", lines[0]);
+    assert!(lines[0].contains("out.y error ") && lines[0].contains(" over atol -1"), "{}", lines[0]);
     assert!(lines[1].contains("unknown kind \"mystery\""), "{}", lines[1]);
     assert_eq!(lines[2], "0 passed, 2 failed");
     Ok(())
@@ -244,7 +245,8 @@ fn bad_graphs_are_one_clear_error() -> Outcome {
     bad(&DOUBLE.replace("add", "addd"), "verify", "addd")?;
     bad(&DOUBLE.replace("%0, %0 :", "%0, %0 {axis = 1} :"), "verify", "axis")?;
     bad(&DOUBLE.replace("f32[3] @", "f32[4] @"), "verify", "at line 4")?;
-    bad("", "plan", "one graph is wanted")?;
+    bad("", "plan", "expected ir")?;
+    bad("ir 1\n", "plan", "one graph is wanted, the text has 0")?;
     let large = DOUBLE.replace("f32[3]", "f32[2147483648]");
     bad(&large, "interp", "needs 8589934592 bytes")?;
     bad(&large, "run", "needs 8589934592 bytes")?;
@@ -319,7 +321,15 @@ fn a_model_of_bytes_continues_a_prompt() -> Outcome {
     for (name, bytes) in checkpoint::save(&config, &init::lm(&config, 1)?)? {
         std::fs::write(dir.join(name), bytes)?;
     }
-    let fixed = ["generate".as_ref(), "--prompt".as_ref(), "Grüße".as_ref(), "--tokens".as_ref(), "9".as_ref(), "--model".as_ref(), dir.as_os_str()];
+    let fixed = [
+        "generate".as_ref(),
+        "--prompt".as_ref(),
+        "Grüße".as_ref(),
+        "--tokens".as_ref(),
+        "9".as_ref(),
+        "--model".as_ref(),
+        dir.as_os_str(),
+    ];
     let ran = run(fixed)?;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     for said in ["using the CPU executor", "decode step, interpreted", "dispatches of", "7 tokens of prompt in 1 runs, 9 tokens"] {

@@ -173,7 +173,11 @@ type Judged = std::result::Result<Vec<Verdict>, Failure>;
 
 fn print_failures(case: &Case, result: &Judged) -> Result<()> {
     match result {
-        Err(error) => print_line(&format!("FAIL {}: {}", case.id, chain(error))),
+        Err(error) => {
+            let text = chain(error);
+            let text = text.strip_prefix(&format!("case {}: ", case.id)).unwrap_or(&text);
+            print_line(&format!("FAIL {}: {text}", case.id))
+        }
         Ok(verdicts) => verdicts.iter().filter(|verdict| !verdict.passes()).try_for_each(|verdict| {
             let Verdict { tensor, error, atol, problem } = verdict;
             let problem = problem.as_ref().map_or_else(String::new, |problem| format!(": {problem}"));
