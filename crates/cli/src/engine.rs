@@ -9,16 +9,16 @@ use monopass::runtime::DeviceOptions;
 
 /// Opens it, and says on stderr if it is another than was hoped for.
 pub(crate) fn open(args: &ExecutorArgs) -> Result<Engine> {
-    open_with(args, DeviceOptions::default())
+    open_with(args, false)
 }
 
 /// As [`open`], on a device that measures time where it can.
 pub(crate) fn open_profiling(args: &ExecutorArgs) -> Result<Engine> {
-    open_with(args, DeviceOptions { profile: true, ..DeviceOptions::default() })
+    open_with(args, true)
 }
 
-fn open_with(args: &ExecutorArgs, device: DeviceOptions) -> Result<Engine> {
-    let options = EngineOptions { device: DeviceOptions { adapter: args.adapter.clone(), ..device } };
+fn open_with(args: &ExecutorArgs, profile: bool) -> Result<Engine> {
+    let options = EngineOptions { device: DeviceOptions { adapter: args.adapter.clone(), profile, ..DeviceOptions::default() } };
     let engine = blocking::open(args.executor.into(), &options).or_report()?;
     if let Some(notice) = engine.notice() {
         note(notice);

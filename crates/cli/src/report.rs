@@ -14,7 +14,7 @@ pub(crate) struct Failure {
     help: Option<String>,
     #[source]
     cause: Option<Box<Self>>,
-    place: Option<Place>,
+    place: Option<Box<Place>>,
 }
 
 #[derive(Debug)]
@@ -58,10 +58,10 @@ impl Failure {
             message: format!("{}\n  at line {}, column {} of {name}", error.message, error.line, error.column),
             help: error.help.clone(),
             cause: None,
-            place: Some(Place {
+            place: Some(Box::new(Place {
                 source: NamedSource::new(name, text.to_owned()),
                 label: LabeledSpan::new_primary_with_span(Some("here".to_owned()), span),
-            }),
+            })),
         }
     }
 }

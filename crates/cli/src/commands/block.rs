@@ -36,7 +36,7 @@ pub(crate) struct BlockArgs {
     /// Name of the block
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(["mamba2", "mamba2-seed"]))]
     pub(crate) name: String,
-    /// Settings that differ from the published block's, which has d_model 768
+    /// Settings that differ from the published block's of width 768
     #[arg(long, value_name = "K=V,...", default_value = "")]
     pub(crate) config: String,
     /// A whole sequence, or one token

@@ -53,9 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         let result = runner.judge(case);
         let is_good = result.as_ref().is_ok_and(|verdicts| verdicts.iter().all(Verdict::passes));
         if is_good {
-            n_passed += 1
+            n_passed += 1;
         } else {
-            n_failed += 1
+            n_failed += 1;
         }
         bar.suspend(|| if args.json { print_line(&object(case, &result).to_string()) } else { print_failures(case, &result) })?;
         bar.inc(1);

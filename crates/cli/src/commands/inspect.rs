@@ -23,9 +23,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let report = inspect(&MappedFiles::open(&args.path)?).or_report()?;
     report.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     if args.json {
-        print_line(&object(&report).to_string())?
+        print_line(&object(&report).to_string())?;
     } else {
-        print(&lines(&report))?
+        print(&lines(&report))?;
     }
     Ok(Outcome::Good)
 }

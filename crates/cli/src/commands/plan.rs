@@ -43,9 +43,9 @@ impl CompileArgs {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let plan = args.compile.compile(&input::graph(&args.graph)?)?;
     if args.json {
-        print_line(&plan_json(&plan).to_string())?
+        print_line(&plan_json(&plan).to_string())?;
     } else {
-        print(&plan.to_string())?
+        print(&plan.to_string())?;
     }
     Ok(Outcome::Good)
 }
