@@ -1,0 +1,42 @@
+//! Guards that running on and on takes no more memory and creates nothing: 100 steps here, 10 000 with `MONOPASS_SOAK=1`.
+
+use monopass::blocks::{Head, Io, LmGraph, init, model};
+use monopass::engine::{EngineOptions, ExecutorChoice, blocking};
+use monopass::ir::Elements;
+use monopass::{CompileOptions, LmConfig, Mamba2Config, TensorData};
+
+#[test]
+fn memory_is_constant_over_many_steps() {
+    let engine = match blocking::open(ExecutorChoice::Gpu, &EngineOptions::default()) {
+        Ok(engine) => engine,
+        Err(error) => {
+            eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
+            assert!(!is_set("MONOPASS_REQUIRE_GPU"), "MONOPASS_REQUIRE_GPU is set, so a test may not skip");
+            return;
+        }
+    };
+    let n_steps = if is_set("MONOPASS_SOAK") { 10_000 } else { 100 };
+    let config = LmConfig::new(Mamba2Config { d_state: 5, headdim: 4, ..Mamba2Config::new(12) }, 2, 31);
+    let graph = model::graph(&config, 3, 1, LmGraph::new(Io::Stateful, Head::Next)).unwrap();
+    let params = blocking::upload(&engine, init::lm(&config, 2).unwrap()).unwrap();
+    let program = blocking::load(&engine, &graph, &params, &CompileOptions::default()).unwrap();
+    let (mut session, device) = (engine.session(), engine.device().unwrap());
+    let mut ids = TensorData::new([3, 1], Elements::U32(vec![1, 2, 30])).unwrap();
+    let mut after_two = None;
+    for step in 0..n_steps {
+        let run = blocking::run(&program, &mut session, &[("ids", &ids)]).unwrap();
+        ids = TensorData::new([3, 1], run.outputs["next"].elements().clone()).unwrap();
+        // The first run binds the session, and both turns of its states have been used after the second.
+        if step >= 2 {
+            let counters = run.counters;
+            assert_eq!((counters.submits, counters.encoders, counters.passes), (1, 1, 1), "step {step}");
+            assert_eq!(counters.objects_created(), 0, "step {step}");
+            assert_eq!(*after_two.get_or_insert(device.memory()), device.memory(), "step {step}");
+        }
+    }
+    assert!(after_two.is_some_and(|memory| memory.live_bytes > 0));
+}
+
+fn is_set(name: &str) -> bool {
+    std::env::var(name).is_ok_and(|value| value == "1")
+}
