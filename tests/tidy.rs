@@ -86,6 +86,18 @@ fn the_readme_and_continuous_integration_run_the_same() {
 }
 
 #[test]
+fn the_quick_start_is_the_one_that_is_tested() {
+    let library = std::fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let doc: Vec<&str> =
+        library.lines().filter_map(|line| line.strip_prefix("//!")).map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+    let tested =
+        doc.join("\n").split("```\n").nth(1).unwrap().lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let shown = readme.split("```rust\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(shown.trim_end(), tested.trim_end(), "the README and the documentation of the library show different code");
+}
+
+#[test]
 fn documents_link_to_files_that_exist() {
     for path in files().unwrap().into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
         let Some(file) = File::read(&path) else { continue };
