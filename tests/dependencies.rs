@@ -152,13 +152,12 @@ fn every_dependency_has_a_reason_in_the_root_manifest() {
 /// Whether an SPDX expression can be met. `/` is an old way to write `OR`; `AND` binds tighter and may have parentheses in it.
 fn is_allowed(expression: &str) -> bool {
     let expression = expression.replace('/', " OR ");
-    let all = split_outside(&expression, " OR ").into_iter().any(|part| {
+    split_outside(&expression, " OR ").into_iter().any(|part| {
         split_outside(part, " AND ").into_iter().all(|part| match part.trim().strip_prefix('(').and_then(|part| part.strip_suffix(')')) {
             Some(inner) => is_allowed(inner),
             None => LICENCES.contains(&part.trim()),
         })
-    });
-    all
+    })
 }
 
 /// Splits where no parenthesis is open.

@@ -103,9 +103,9 @@ impl Scan {
         let skip: Tensor<'_> = g.param("d", DType::F32, [heads, 1, 1]);
         g.output("y", (y + v * skip).reshape([3, len, heads * ranks * headdim]).tanh());
         if self.has_state {
-            g.update("s", s_last)
+            g.update("s", s_last);
         } else {
-            g.output("s_last", s_last)
+            g.output("s_last", s_last);
         }
         Ok((format!("{self:?}"), g.finish()?))
     }

@@ -1,7 +1,7 @@
 //! Kernels around reductions over the same axes of one domain: sums, means, maxima, and what is computed from them.
 //!
 //! The kept axes of the domain make a *row*, the reduced ones its *columns*. A row is read by one invocation or by
-//! several that then combine what they have in workgroup memory ([`combine`]); [`layout`] chooses. Reductions that do not need
+//! several that then combine what they have in workgroup memory (`combine`); `layout` chooses. Reductions that do not need
 //! each other share a loop; one that needs another (softmax: the sum of exponentials needs the maximum) follows in a
 //! loop of its own. Outputs over the whole domain are computed last, from the same registers where the loop is
 //! unrolled. Sums are in f32 whatever the storage type, always in the same order.

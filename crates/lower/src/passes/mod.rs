@@ -1,4 +1,4 @@
-//! Passes over the graph, one file each. Their order stands in [`crate::compile`].
+//! Passes over the graph, one file each. Their order stands in [`compile`](mod@crate::compile).
 
 pub mod canonicalize;
 pub mod fold_norm;
