@@ -229,6 +229,15 @@ fn another_length_gives_the_same_text() {
 }
 
 #[test]
+fn outputs_whose_other_operands_vary_cover_the_domain() {
+    let g = GraphBuilder::new("t");
+    let x = g.input("x", DType::F32, [1, 6]);
+    let scale = g.input_dynamic("scale", DType::F32, [1, 1], &[0, 1]);
+    g.output("y", x.sum([1], true) * x * scale);
+    check_rows("other operands vary", &g.finish().unwrap(), &[1], 2e-5).unwrap();
+}
+
+#[test]
 fn a_loop_that_a_driver_would_end_gets_more_invocations() {
     let graph = |n: usize| {
         let g = GraphBuilder::new("t");

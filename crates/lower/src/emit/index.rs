@@ -55,16 +55,18 @@ impl Index {
     }
 
     /// What tells it from other index vectors of the same value: each position with the number of axes behind its run,
-    /// so that a row and a column are told apart. Axes of size 1 do not count, since they may stand in any part.
+    /// so that a row and a column are told apart. Axes of size 1 do not count, since they may stand in any part, and where
+    /// a run has one element its position is 0 whatever it is called.
     #[must_use]
     pub fn key(&self) -> String {
         let mut behind = 0;
         let mut terms = Vec::new();
         for part in self.0.iter().rev() {
-            if !part.is_zero() {
+            let n_axes = part.sizes.iter().filter(|size| size.value() != 1).count();
+            if !part.is_zero() && n_axes > 0 {
                 terms.push(format!("{}@{behind}", part.expr));
             }
-            behind += part.sizes.iter().filter(|size| size.value() != 1).count();
+            behind += n_axes;
         }
         terms.reverse();
         terms.join(",")

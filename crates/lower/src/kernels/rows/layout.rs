@@ -38,6 +38,7 @@ pub(super) struct Layout {
     side_by_side: bool,
     /// Runs of axes that are all kept or all reduced.
     runs: Vec<Run>,
+    axes: Vec<usize>,
     kept_sizes: Vec<Num>,
     reduced_sizes: Vec<Num>,
 }
@@ -96,6 +97,7 @@ impl Layout {
             n_rows,
             side_by_side: !last_is_reduced,
             runs,
+            axes: axes.to_vec(),
             kept_sizes,
             reduced_sizes,
         }
@@ -211,13 +213,15 @@ impl Layout {
     }
 
     /// Whether an output covers the whole domain and is not one element a row.
-    pub(super) fn is_full(&self, kb: &mut KernelBuilder<'_>, domain: ValueId, out: ValueId) -> bool {
+    pub(super) fn is_full(&self, kb: &KernelBuilder<'_>, domain: ValueId, out: ValueId) -> bool {
         let graph = kb.ctx.graph;
         if graph.ty(out).shape != graph.ty(domain).shape {
             return graph.ty(out).n_elems() != self.n_rows.value();
         }
-        // Where the reduced axes happen to have size 1 in this run, what varies tells the two apart.
-        (0..graph.ty(domain).rank()).all(|axis| kb.ctx.dynamic.is_dynamic(out, axis) == kb.ctx.dynamic.is_dynamic(domain, axis))
+        // Where there is one column in this run, both are right; which it is in other runs is seen from the reduced axes.
+        let varies = |value: ValueId, axis: usize| kb.ctx.dynamic.is_dynamic(value, axis);
+        let is_reduced = |axis: usize| varies(domain, axis) && !varies(out, axis);
+        self.n_columns.value() != 1 || !self.axes.iter().any(|&axis| is_reduced(axis))
     }
 
     /// Place of the invocation's own share in workgroup memory.

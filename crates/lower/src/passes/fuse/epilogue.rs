@@ -37,6 +37,11 @@ fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
         return;
     }
     for group in candidates.into_iter().rev() {
+        // Every operand from the group must be one that it has in registers at the place of the result.
+        let mut own = node.present_operands().filter(|&operand| fuser.group_of.get(operand) == Some(&group));
+        if own.any(|operand| candidate(fuser, operand, result) != Some(group)) {
+            continue;
+        }
         let outside = node.present_operands().filter(|&operand| fuser.group_of.get(operand) != Some(&group));
         let needs: Vec<Group> = outside.flat_map(|operand| fuser.groups_behind(operand)).collect();
         if needs.contains(&group) || fuser.links.would_cycle(group, &needs) {
@@ -61,8 +66,10 @@ fn candidate(fuser: &Fuser<'_>, operand: ValueId, result: ValueId) -> Option<Gro
     let op = anchor.op()?;
     let is_bare =
         matches!(op, Op::Cumsum { .. } | Op::Argmax { .. }) || op.class() == Class::Reduction && is_half(fuser.graph.ty(primary).dtype);
-    let takes_epilogue = !is_bare;
-    (fits && takes_epilogue).then_some(group)
+    // With a leading axis of its own, which may vary, the result would be at another index than the operand.
+    let is_view = fuser.graph.def(result).op().is_some_and(|op| op.class() == Class::Movement);
+    let keeps_rank = is_view || fuser.graph.ty(operand).rank() == fuser.graph.ty(result).rank();
+    (fits && keeps_rank && !is_bare).then_some(group)
 }
 
 /// A reshape at the end of an epilogue is a view for its readers, not a second copy of the result.
