@@ -1,7 +1,7 @@
 //! Groups of options that several subcommands take.
 
 use crate::dump::DirDump;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::{Args, ValueEnum};
 use miette::Result;
 use monopass::{CompileOptions, ExecutorChoice, Pass, Target};
@@ -52,6 +52,11 @@ impl PassArgs {
 /// Names of passes, as clap checks them.
 pub(crate) fn passes() -> PossibleValuesParser {
     PossibleValuesParser::new(Pass::ALL.map(Pass::name))
+}
+
+/// A size that is not zero, as clap checks it.
+pub(crate) fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 /// What to compile for.

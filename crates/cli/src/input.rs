@@ -8,8 +8,12 @@ use monopass::blocks::cases::read_tensors;
 use monopass::ir::graph::NodeKind;
 use monopass::ir::{Elements, sample, text};
 use monopass::{DType, Graph, TensorData, TensorType, Tensors};
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+/// Most bytes of a text; the graphs of the largest models have a few million.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// The one graph of a file.
 pub(crate) fn graph(args: &GraphArgs) -> Result<Graph> {
@@ -25,14 +29,21 @@ pub(crate) fn graphs(args: &GraphArgs) -> Result<Vec<Graph>> {
 
 fn read(path: &Path) -> Result<(String, String)> {
     let is_stdin = path.as_os_str() == "-";
-    let mut bytes = Vec::new();
-    let done =
-        if is_stdin { std::io::stdin().lock().read_to_end(&mut bytes).map(|_| ()) } else { std::fs::read(path).map(|read| bytes = read) };
-    done.map_err(|error| io_failure(path, &error))?;
     let name = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
+    let mut bytes = Vec::new();
+    let done = if is_stdin { fill(std::io::stdin().lock(), &mut bytes) } else { File::open(path).and_then(|file| fill(file, &mut bytes)) };
+    done.map_err(|error| io_failure(path, &error))?;
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
+        return Err(Failure::new(format!("{name}: more than {MAX_TEXT_BYTES} bytes")).help("give a graph in text form").into());
+    }
     let text =
         String::from_utf8(bytes).map_err(|_| Failure::new(format!("{name}: not text in UTF-8")).help("give a graph in text form"))?;
     Ok((name, text))
+}
+
+/// Reads up to a byte more than a graph may have, as a device or a pipe may have no end.
+fn fill(from: impl Read, bytes: &mut Vec<u8>) -> std::io::Result<()> {
+    from.take(MAX_TEXT_BYTES + 1).read_to_end(bytes).map(|_| ())
 }
 
 /// What a graph runs on.
@@ -68,7 +79,8 @@ impl Data {
             "param" => &mut self.params,
             "state" => &mut self.states,
             // Files of cases hold what is expected, too.
-            _ => return Ok(()),
+            "out" | "cot" | "grad" => return Ok(()),
+            _ => return Err("no prefix in., param. or state.".to_owned()),
         };
         let place = list.get_mut(short).ok_or_else(|| format!("graph @{} has no source of this name", graph.name))?;
         *place = converted(tensor, &place.ty())?;

@@ -233,6 +233,7 @@ fn bad_command_lines_are_usage_errors() -> Outcome {
     }
     assert_eq!(run(["generate", "--model", ".", "--prompt", "a", "--tokens", "1", "--temperature", "1"])?.code, Some(2));
     assert_eq!(run(["block", "mamba9"])?.code, Some(2));
+    assert_eq!(run(["block", "mamba2", "--batch", "0"])?.code, Some(2));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `monopass bench`: measurements as JSON lines with keys that stay.
 
 use super::block::BlockArgs;
-use crate::args::{ExecutorArgs, PassArgs};
+use crate::args::{ExecutorArgs, PassArgs, at_least_one};
 use crate::output::{kernels_bar, print_line, spinner};
 use crate::report::OrReport;
 use crate::{Outcome, engine};
@@ -37,7 +37,7 @@ struct BenchArgs {
     #[command(flatten)]
     block: BlockArgs,
     /// Sequences; several with commas
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = at_least_one())]
     batch: Vec<usize>,
     /// Tokens; several with commas; a step has one
     #[arg(long, value_delimiter = ',')]

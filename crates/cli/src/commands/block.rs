@@ -2,6 +2,7 @@
 
 use super::plan::CompileArgs;
 use crate::Outcome;
+use crate::args::at_least_one;
 use crate::output::{print, print_line};
 use crate::report::{Failure, OrReport};
 use clap::ValueEnum;
@@ -18,7 +19,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     block: BlockArgs,
     /// Sequences
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value = "1", value_parser = at_least_one())]
     batch: usize,
     /// Tokens; a step has one
     #[arg(long)]

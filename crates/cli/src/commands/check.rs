@@ -187,3 +187,44 @@ fn differs(name: &str, wanted: &TensorData, found: Option<&TensorData>) -> Optio
     let error = distances.fold(0.0, |most: f64, one| if one.is_nan() { f64::INFINITY } else { most.max(one) });
     (error > allowed).then_some(Difference { name, error, allowed })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRAPH: &str = "ir 1\ngraph @g {\n  %0 = input \"x\" : f32[2]\n  %1 = state \"s\" : f32[2]\n  %2 = exp %0 : f32[2] @ top/act\n  \
+                         %3 = add %2, %1 : f32[2]\n  output \"y\" = %3\n  update \"s\" = %3\n}\n";
+
+    fn data() -> Data {
+        let x = || TensorData::f32([2], [0.5, -1.0]).unwrap();
+        Data { inputs: [("x".into(), x())].into(), params: Tensors::new(), states: [("s".into(), x())].into() }
+    }
+
+    #[test]
+    fn the_first_value_that_differs_is_named_with_its_op_and_scope() {
+        let graph = observed(&text::parse_one(GRAPH).unwrap());
+        let wanted = interpret(&graph, &data()).unwrap();
+        assert_eq!(wanted.outputs.keys().collect::<Vec<_>>(), ["%2", "%3"]);
+        let mut found = interpret(&graph, &data()).unwrap();
+        assert!(compare(&wanted, &found).is_none());
+        found.outputs.insert("%2".into(), TensorData::f32([2], [1.6, 0.4]).unwrap());
+        found.states.insert("s".into(), TensorData::f32([2], [f32::NAN, 0.0]).unwrap());
+        let difference = compare(&wanted, &found).unwrap();
+        assert!(difference.name == "%2" && (difference.error - 0.0487).abs() < 1e-3, "{}", difference.error);
+        let engine = Engine::cpu();
+        let check = Check { engine: &engine, graph: &graph, data: &data(), is_json: false, wanted };
+        assert_eq!(check.place_of(&difference), "%2 = exp @ top/act");
+        found.outputs.insert("%2".into(), check.wanted.outputs["%2"].clone());
+        let difference = compare(&check.wanted, &found).unwrap();
+        assert_eq!((difference.name.as_str(), difference.error, check.place_of(&difference).as_str()), ("s", f64::INFINITY, "%3 = add"));
+    }
+
+    #[test]
+    fn infinities_and_nan_agree_with_their_like() {
+        let tensor = |values: [f32; 3]| TensorData::f32([3], values).unwrap();
+        let wanted = tensor([f32::INFINITY, f32::NAN, 1.0]);
+        assert!(differs("x", &wanted, Some(&wanted)).is_none());
+        assert!(differs("x", &wanted, Some(&tensor([f32::NEG_INFINITY, f32::NAN, 1.0]))).is_some());
+        assert!(differs("x", &wanted, None).is_some());
+    }
+}

@@ -37,8 +37,8 @@ fn lines(report: &Report) -> String {
     let _ = writeln!(text, ", head {}", if config.tie_embeddings { "tied" } else { "of its own" });
     let _ = writeln!(
         text,
-        "block: d_state {}, d_conv {}, expand {}, headdim {}, ngroups {}, chunk_size {}",
-        block.d_state, block.d_conv, block.expand, block.headdim, block.ngroups, block.chunk_size
+        "block: d_state {}, d_conv {}, expand {}, headdim {}, ngroups {}",
+        block.d_state, block.d_conv, block.expand, block.headdim, block.ngroups
     );
     let _ = writeln!(text, "{n_params} parameters, {} in files, {} loaded as f32", bytes(*file_bytes), bytes(*load_bytes));
     let _ = writeln!(text, "{} of states a sequence", bytes(*state_bytes));
@@ -65,7 +65,6 @@ fn object(report: &Report) -> Value {
             "expand": block.expand,
             "headdim": block.headdim,
             "ngroups": block.ngroups,
-            "chunk_size": block.chunk_size,
             "dt_limit": block.dt_limit,
         },
         "n_params": n_params,

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let options = args.passes.options();
     let mut sink = args.dump.sink()?;
     // Limits of the device are found before the host's memory is filled for it.
-    if engine.is_gpu() {
+    if engine.is_gpu() || sink.wants_text() {
         let planned = engine.plan(&graph, &options, &mut sink).or_report();
         sink.finish()?;
         planned?;
