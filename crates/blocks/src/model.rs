@@ -165,7 +165,8 @@ impl<'g> Lm<'g> {
             hidden.builder().fail("lm: no last token in a sequence of none", "give at least one token, or ask for all logits");
             return hidden;
         }
-        let last = if len == 1 { hidden } else { hidden.slice_axis(1, len - 1, len) };
+        // Also where it is the only one, so that its graph is that of longer sequences.
+        let last = hidden.slice_axis(1, len - 1, len);
         self.logits(last.reshape([batch, self.config.block.d_model]))
     }
 }

@@ -40,6 +40,18 @@ impl DynamicAxes {
         self.0.get(value).and_then(|flags| flags.get(axis)).copied().unwrap_or(false)
     }
 
+    /// Axes that a slice of `x` to the sizes `to` cuts. One that leaves all sizes as they are cuts the last varying axis of
+    /// size 1, if there is one: the last of one token is taken as the last of many is, so that the text is the same.
+    #[must_use]
+    pub fn cut_axes(&self, graph: &Graph, x: ValueId, starts: &[usize], to: &[usize]) -> Vec<usize> {
+        let from = &graph.ty(x).shape;
+        let cut: Vec<usize> = (0..from.len()).filter(|&axis| from[axis] != to[axis] || starts[axis] != 0).collect();
+        if !cut.is_empty() {
+            return cut;
+        }
+        (0..from.len()).rev().find(|&axis| from[axis] == 1 && self.is_dynamic(x, axis)).into_iter().collect()
+    }
+
     fn operand(&self, operands: &[Option<ValueId>], idx: usize) -> &[bool] {
         operands.get(idx).copied().flatten().and_then(|value| self.0.get(value)).map_or(&[], Vec::as_slice)
     }
@@ -121,8 +133,8 @@ pub struct ReshapeSegment {
 }
 
 /// Cuts a reshape into the shortest runs of axes with equal element counts. Equal neighbours pair one to one, so
-/// `[B, L, HP] -> [B, L, H, P]` gives B, L and HP apart whatever their sizes, 0 included. Trailing axes of size 1 may pair
-/// with none; where there are no elements, axes after an empty one may pair with anything.
+/// `[B, L, HP] -> [B, L, H, P]` gives B, L and HP apart whatever their sizes, 0 included. An axis of size 1 that meets
+/// another size pairs with none; where there are no elements, axes after an empty one may pair with anything.
 #[must_use]
 pub fn reshape_segments(old: &[usize], new: &[usize]) -> Vec<ReshapeSegment> {
     let mut segments = Vec::new();
@@ -130,6 +142,12 @@ pub fn reshape_segments(old: &[usize], new: &[usize]) -> Vec<ReshapeSegment> {
     while i < old.len() && j < new.len() {
         let (start_i, start_j) = (i, j);
         let (mut n_old, mut n_new) = (old[i], new[j]);
+        if (n_old == 1) != (n_new == 1) {
+            i += usize::from(n_old == 1);
+            j += usize::from(n_new == 1);
+            segments.push(ReshapeSegment { old: start_i..i, new: start_j..j });
+            continue;
+        }
         i += 1;
         j += 1;
         while n_old != n_new {
@@ -166,6 +184,8 @@ mod tests {
         assert_eq!(pairs(&[2, 3, 4], &[6, 4]), [(0..2, 0..1), (2..3, 1..2)]);
         assert_eq!(pairs(&[6], &[6, 1]), [(0..1, 0..1), (1..1, 1..2)]);
         assert_eq!(pairs(&[], &[1]), [(0..0, 0..1)]);
+        assert_eq!(pairs(&[1, 1, 6], &[1, 6]), [(0..1, 0..1), (1..2, 1..1), (2..3, 1..2)]);
+        assert_eq!(pairs(&[2, 3], &[2, 1, 3]), [(0..1, 0..1), (1..1, 1..2), (1..2, 2..3)]);
         assert_eq!(pairs(&[3, 0, 6], &[3, 0, 2, 3]), [(0..1, 0..1), (1..2, 1..2), (2..3, 2..4)]);
         assert_eq!(pairs(&[2, 0, 3], &[0, 7]), [(0..1, 0..2), (1..3, 2..2)]);
     }

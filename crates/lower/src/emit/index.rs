@@ -168,6 +168,10 @@ impl Index {
             next = end;
             let old = segments[start].old.start..segments[end - 1].old.end;
             let new = segments[start].new.start..segments[end - 1].new.end;
+            if new.is_empty() {
+                // Axes of size 1 that are left out have no position to keep.
+                continue;
+            }
             let run = self.run(kb, old.clone());
             match run.as_slice() {
                 [] => parts.push(Part::zero(sizes[new].to_vec())),

@@ -132,8 +132,9 @@ impl KernelBuilder<'_> {
     }
 
     fn slice(&mut self, value: ValueId, x: ValueId, starts: &[usize], index: &Index, width: Width) -> String {
-        let (from, to) = (self.sizes(x), index.sizes());
-        let changed: Vec<usize> = (0..from.len()).filter(|&axis| from[axis].value() != to[axis].value() || starts[axis] != 0).collect();
+        let from = self.sizes(x);
+        let graph = self.ctx.graph;
+        let changed = self.ctx.dynamic.cut_axes(graph, x, starts, &graph.ty(value).shape);
         // A cut before each changed axis keeps it the outermost of its run, where a start is one addition.
         let mut at = 0;
         let mut parts = Vec::new();
@@ -141,13 +142,13 @@ impl KernelBuilder<'_> {
             let axes = at..at + part.sizes.len();
             at = axes.end;
             let sizes = from[axes.clone()].to_vec();
-            let start = changed.iter().find(|&&axis| axes.contains(&axis)).map_or(0, |&axis| starts[axis]);
-            if start == 0 || axes.is_empty() {
+            let start = if changed.contains(&axes.start) { self.slice_start(value, x, axes.start, starts[axes.start]) } else { Num::Static(0) };
+            if matches!(start, Num::Static(0)) || axes.is_empty() {
                 parts.push(Part { sizes, ..part });
                 continue;
             }
             let inner = super::num::product(&sizes[1..]);
-            let offset = self.slice_start(value, x, axes.start, start).mul(&inner);
+            let offset = start.mul(&inner);
             let text = self.num(&offset);
             let expr = if part.is_zero() { text } else { self.bind(format!("{} + {text}", part.expr)) };
             parts.push(Part::new(expr, sizes, super::kernel::gcd(part.align, offset.factor())));

@@ -98,8 +98,9 @@ fn permute_of_permute(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueI
 
 fn whole_slice(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {
     let Op::Slice { starts, ends } = node.op()? else { return None };
-    let (x, _) = operand(rewriter, node)?;
-    (starts.iter().all(|&start| start == 0) && rewriter.graph().ty(x).shape == *ends).then_some(x)
+    let to: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
+    let cut = rewriter.cut_axes(node.operands.first().copied().flatten()?, starts, &to);
+    cut.is_empty().then_some(operand(rewriter, node)?.0)
 }
 
 fn slice_of_slice(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {

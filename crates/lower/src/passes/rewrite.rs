@@ -1,5 +1,6 @@
 //! Rebuilding a graph node by node, for passes that replace some of them.
 
+use crate::dynamic::DynamicAxes;
 use monopass_ir::graph::{Named, Node};
 use monopass_ir::{Graph, Op, TensorType, ValueId};
 use slotmap::SecondaryMap;
@@ -11,11 +12,17 @@ pub(super) struct Rewriter<'a> {
     old: &'a Graph,
     new: Graph,
     map: SecondaryMap<ValueId, ValueId>,
+    dynamic: DynamicAxes,
 }
 
 impl<'a> Rewriter<'a> {
     pub(super) fn new(old: &'a Graph) -> Self {
-        Self { old, new: Graph::new(old.name.clone()), map: SecondaryMap::new() }
+        Self { old, new: Graph::new(old.name.clone()), map: SecondaryMap::new(), dynamic: DynamicAxes::of(old) }
+    }
+
+    /// Axes that a slice cuts, see [`DynamicAxes::cut_axes`]; `x` is an old value.
+    pub(super) fn cut_axes(&self, x: ValueId, starts: &[usize], to: &[usize]) -> Vec<usize> {
+        self.dynamic.cut_axes(self.old, x, starts, to)
     }
 
     /// The new value that stands for an old one.

@@ -281,7 +281,7 @@ fn choose_lanes(kb: &KernelBuilder<'_>, n_columns: &Num, width: Width, inner: Op
         let fitting = u32::try_from(units).unwrap_or(most).clamp(8, most);
         widen(kb, 1 << fitting.ilog2(), 1, Some(units), limit)
     });
-    (lanes, (SMALL_GROUP.min(limit) / lanes).max(1))
+    (lanes, SMALL_GROUP.div_ceil(lanes).min(limit / lanes).max(1))
 }
 
 /// More invocations a row where a driver ends loops that are too long.

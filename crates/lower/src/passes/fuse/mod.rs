@@ -179,7 +179,7 @@ pub fn is_view(op: &Op) -> bool {
 fn is_heavy(op: &Op) -> bool {
     match op.class() {
         Class::Elementwise => op.accuracy() != Accuracy::Exact && !matches!(op, Op::Add {} | Op::Sub {} | Op::Mul {}),
-        Class::Movement => matches!(op, Op::Concat { .. } | Op::Pad { .. }),
+        Class::Movement => matches!(op, Op::Pad { .. }),
         Class::Index | Class::Conv => true,
         Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
     }
