@@ -14,6 +14,7 @@ use monopass::lower::dump::NoDump;
 use monopass::{CompileOptions, LmConfig, Plan};
 use serde_json::json;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -118,10 +119,11 @@ fn described(plan: &Plan) -> String {
 fn stream(generator: &mut Generator, prompt: &[u32], args: &Args) -> Result<(Generated, Result<()>)> {
     let mut text = Utf8Stream::default();
     let mut stopped = Ok(());
+    let is_terminal = std::io::stdout().is_terminal();
     let generated = pollster::block_on(generator.generate(prompt, args.tokens, async |token| {
         let ready = text.push(u8::try_from(token).unwrap_or(b'?'));
         if !args.json {
-            stopped = print(&ready);
+            stopped = print(&if is_terminal { harmless(&ready) } else { ready });
         }
         if stopped.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }));
@@ -130,6 +132,11 @@ fn stream(generator: &mut Generator, prompt: &[u32], args: &Args) -> Result<(Gen
         stopped = print_line(&text.finish());
     }
     Ok((generated, stopped))
+}
+
+/// Without the characters by which a model could take over a terminal.
+fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 fn finish(args: &Args, config: &LmConfig, generated: &Generated, prompt_len: usize, seconds: f64) -> Result<Outcome> {
@@ -205,6 +212,11 @@ mod tests {
         let mut stream = Utf8Stream::default();
         let parts = bytes.iter().map(|&byte| stream.push(byte)).collect();
         (parts, stream.finish())
+    }
+
+    #[test]
+    fn a_terminal_gets_no_control_characters() {
+        assert_eq!(harmless("é\n\t\u{1b}[2J"), "é\n\t\u{fffd}[2J");
     }
 
     #[test]
