@@ -207,10 +207,10 @@ impl<'a> KernelBuilder<'a> {
         self.indent += 1;
     }
 
-    /// A name not used before in this kernel.
+    /// A name not used before in this kernel. No name that a family writes out ends in an underscore and a number alone.
     pub fn fresh(&mut self, prefix: &str) -> String {
         self.next_ident += 1;
-        format!("{prefix}{}", self.next_ident)
+        format!("{prefix}_{}", self.next_ident)
     }
 
     /// An identifier for an expression; the same one for the same text while its block lasts.

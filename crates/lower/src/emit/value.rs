@@ -142,7 +142,8 @@ impl KernelBuilder<'_> {
             let axes = at..at + part.sizes.len();
             at = axes.end;
             let sizes = from[axes.clone()].to_vec();
-            let start = if changed.contains(&axes.start) { self.slice_start(value, x, axes.start, starts[axes.start]) } else { Num::Static(0) };
+            let start =
+                if changed.contains(&axes.start) { self.slice_start(value, x, axes.start, starts[axes.start]) } else { Num::Static(0) };
             if matches!(start, Num::Static(0)) || axes.is_empty() {
                 parts.push(Part { sizes, ..part });
                 continue;
