@@ -74,6 +74,26 @@ fn norms_folded_into_products() -> Outcome {
     check_all([(1, 7), (2, 24), (7, 130), (30, 260), (90, 36)].map(|(rows, width)| normed(rows, width)))
 }
 
+/// A norm by groups of channels beside other channels, and its product.
+fn grouped(rows: usize, groups: usize, width: usize) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("grouped");
+    let x = g.input_dynamic("x", DType::F32, [3, rows, groups * width], &[0, 1]);
+    let other = g.input_dynamic("other", DType::F32, [3, rows, 5], &[0, 1]);
+    let parts = x.reshape([3, rows, groups, width]);
+    let normed = parts * ((parts * parts).mean([3], true) + 1e-5).rsqrt() * g.param("w", DType::F32, [groups, width]);
+    let joined = g.concat(&[other.silu(), normed.reshape([3, rows, groups * width])], 2usize);
+    let y = joined.matmul(g.param("out_proj", DType::F32, [9, groups * width + 5]), false, true);
+    g.output("y", y + g.param("b", DType::F32, [9]));
+    Ok((format!("grouped {rows} {groups} {width}"), g.finish()?))
+}
+
+#[test]
+fn norms_by_groups_before_products() -> Outcome {
+    check_all(
+        [(1, 1, 7), (2, 3, 8), (1, 30, 5), (2, 33, 4), (5, 4, 12), (20, 2, 70)].map(|(rows, groups, width)| grouped(rows, groups, width)),
+    )
+}
+
 /// Sizes and options of a scan.
 #[derive(Clone, Copy, Debug)]
 struct Scan {

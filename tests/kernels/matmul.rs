@@ -11,7 +11,7 @@ fn check_product(name: &str, graph: &Graph) -> Outcome<()> {
     let is_product = |value: ValueId| graph.def(value).op().is_some_and(|op| op.class() == Class::Contraction);
     let anchor = graph.nodes().flat_map(|(_, node)| node.results.clone()).find(|&value| is_product(value)).ok_or("no product")?;
     check_within(name, graph, 2e-5, &|ctx, temps| {
-        let item = Product { anchor, sides: Vec::new(), outputs: vec![y] };
+        let item = Product { anchor, sides: Vec::new(), statistics: Vec::new(), outputs: vec![y] };
         lower(ctx, &item, &|value| !is_product(value) && all_inline(graph)(value), temps)
     })
 }

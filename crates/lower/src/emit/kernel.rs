@@ -52,6 +52,7 @@ struct Scope {
     exprs: IndexMap<String, String>,
     values: IndexMap<(ValueId, String, Width), String>,
     rows: IndexMap<ValueId, String>,
+    arrays: IndexMap<ValueId, (String, usize)>,
 }
 
 /// Builds the text and the arguments of one kernel.
@@ -253,6 +254,19 @@ impl<'a> KernelBuilder<'a> {
     /// The identifier given to [`define_row`](Self::define_row) in a block that is still open.
     pub(super) fn known_row(&self, value: ValueId) -> Option<String> {
         self.scopes.iter().rev().find_map(|scope| scope.rows.get(&value).cloned())
+    }
+
+    /// Remembers that `array` in workgroup memory holds a value at the place of its axes after the first `n_lead`, whose
+    /// position is the only one that the innermost block can ask for.
+    pub fn define_array(&mut self, value: ValueId, array: String, n_lead: usize) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.arrays.insert(value, (array, n_lead));
+        }
+    }
+
+    /// The array given to [`define_array`](Self::define_array) in a block that is still open.
+    pub(super) fn known_array(&self, value: ValueId) -> Option<(String, usize)> {
+        self.scopes.iter().rev().find_map(|scope| scope.arrays.get(&value).cloned())
     }
 
     /// Appends module-scope text, such as workgroup arrays; `workgroup_bytes` counts those.

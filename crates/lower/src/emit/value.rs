@@ -19,7 +19,8 @@ impl KernelBuilder<'_> {
 
     /// An identifier or literal for `value` at `index`, computed by the statements appended so far.
     pub fn emit(&mut self, value: ValueId, index: &Index, width: Width) -> String {
-        if let Some(ident) = self.known_row(value) {
+        let held = self.known_row(value).or_else(|| self.element_of_array(value, index));
+        if let Some(ident) = held {
             return match width {
                 Width::One => ident,
                 Width::Four => self.bind(format!("vec4<{}>({ident})", register_type(self.ctx.graph.ty(value).dtype))),
@@ -32,6 +33,15 @@ impl KernelBuilder<'_> {
         let ident = self.compute(value, index, width);
         self.define(value, key, width, ident.clone());
         ident
+    }
+
+    /// The element of a value that is in workgroup memory; its last axis has size 1, so four neighbors are one element.
+    fn element_of_array(&mut self, value: ValueId, index: &Index) -> Option<String> {
+        let (array, n_lead) = self.known_array(value)?;
+        let run = index.run(self, n_lead..index.rank());
+        let sizes = run.iter().flat_map(|part| part.sizes.iter().cloned()).collect();
+        let place = self.merge_parts(&run, sizes);
+        Some(self.bind(format!("{array}[{}]", place.expr)))
     }
 
     fn compute(&mut self, value: ValueId, index: &Index, width: Width) -> String {

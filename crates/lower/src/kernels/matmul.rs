@@ -6,7 +6,7 @@
 use super::tile::{At, Depth, LoadFn, Loader, Quad, SideSum, Sides, Tile};
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
 use crate::step::{Step, StepValue, Temp};
-use monopass_ir::{Op, ValueId};
+use monopass_ir::{Graph, Op, ValueId};
 
 /// Rows up to which each row is multiplied by itself, as in decoding.
 const FEW_ROWS: u64 = 8;
@@ -28,6 +28,8 @@ pub struct Product {
     pub anchor: ValueId,
     /// Sums and means over K of values that have the shape of the left operand, each kept as size 1; read by the epilogue.
     pub sides: Vec<ValueId>,
+    /// Sums and means over parts of each row, which the left operand is made from; few rows only, see [`super::row_stats`].
+    pub statistics: Vec<ValueId>,
     /// Values to store: the anchor, or elementwise results over the same elements in the same order.
     pub outputs: Vec<ValueId>,
 }
@@ -125,7 +127,7 @@ pub fn lower(ctx: &LowerCtx<'_>, item: &Product, inline: &dyn Fn(ValueId) -> boo
     let mut kb = KernelBuilder::new(ctx, inline);
     let Some(geometry) = Geometry::new(&mut kb, item.anchor) else { return Vec::new() };
     let rows = geometry.n_rows().value();
-    if rows <= FEW_ROWS && geometry.transpose_b && !geometry.transpose_a && geometry.batch.is_empty() {
+    if is_by_rows(ctx.graph, item.anchor) {
         return vec![by_rows(kb, item, &geometry)];
     }
     let is_short = rows < SHORT_ROWS;
@@ -135,6 +137,18 @@ pub fn lower(ctx: &LowerCtx<'_>, item: &Product, inline: &dyn Fn(ValueId) -> boo
         return vec![tiled(kb, item, &geometry, &tile)];
     }
     split(ctx, item, inline, &tile, splits, temps)
+}
+
+/// Whether each row of a product is multiplied by itself, by workgroups that read the whole row.
+#[must_use]
+pub fn is_by_rows(graph: &Graph, anchor: ValueId) -> bool {
+    let node = graph.def(anchor);
+    let (Some(Op::MatMul { transpose_a: false, transpose_b: true }), [Some(lhs), Some(rhs)]) = (node.op(), node.operands.as_slice()) else {
+        return false;
+    };
+    let shape = &graph.ty(anchor).shape;
+    let is_flat = graph.ty(*rhs).rank() == 2 && graph.ty(*lhs).rank() == shape.len();
+    is_flat && monopass_ir::types::n_elems(&shape[..shape.len() - 1]) <= FEW_ROWS
 }
 
 fn choose_tile(ctx: &LowerCtx<'_>, is_short: bool) -> Tile {
@@ -272,7 +286,7 @@ fn tiled(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry, tile: &
 }
 
 fn computes(item: &Product) -> Vec<ValueId> {
-    let mut all = item.sides.clone();
+    let mut all = [item.statistics.as_slice(), &item.sides].concat();
     all.push(item.anchor);
     all.extend(item.outputs.iter().filter(|&&out| out != item.anchor));
     all
@@ -338,6 +352,9 @@ fn by_rows(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry) -> St
     let row = At::new(row_expr, 1);
     let col_expr = kb_ref.bind(format!("(wg % {across}) * {ROW_OUTPUTS}u"));
     let col = At::new(col_expr, 4);
+    for &value in &item.statistics {
+        super::row_stats::emit(kb_ref, value, &geometry.rows, &row.expr, ROW_THREADS);
+    }
     let n_sides = item.sides.len();
     for j in 0..ROW_OUTPUTS {
         kb_ref.line(format!("var acc{j} = 0.0;"));

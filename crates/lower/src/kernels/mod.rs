@@ -3,6 +3,7 @@
 pub mod elementwise;
 pub mod matmul;
 pub mod prefix;
+pub mod row_stats;
 pub mod rows;
 pub mod scan;
 pub mod scan_step;

@@ -10,6 +10,10 @@
 use super::rewrite::Rewriter;
 use monopass_ir::graph::Node;
 use monopass_ir::{DType, Graph, NodeId, Op, ValueId};
+use slotmap::SecondaryMap;
+
+/// Factors of a left operand beyond which it is left as it is.
+const MAX_FACTORS: usize = 16;
 
 /// The graph with row scales behind its products.
 #[must_use]
@@ -23,20 +27,22 @@ pub fn fold_norm(graph: &Graph) -> Graph {
                 && node.operands[1] != Some(value)
         })
     };
+    let scaled = scaled(graph);
     let mut rewriter = Rewriter::new(graph);
     for (_, node) in graph.nodes() {
-        if folded(&mut rewriter, graph, node, &only_products).is_none() {
+        let is_alone = node.operands.first().copied().flatten().is_some_and(only_products);
+        if !is_alone || folded(&mut rewriter, graph, node, &scaled).is_none() {
             rewriter.copy(node);
         }
     }
     rewriter.finish()
 }
 
-fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, only_products: &dyn Fn(ValueId) -> bool) -> Option<()> {
+fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, scaled: &SecondaryMap<ValueId, ()>) -> Option<()> {
     let op @ Op::MatMul { transpose_a: false, .. } = node.op()? else { return None };
     let lhs = node.operands[0]?;
     let out = node.results[0];
-    if !only_products(lhs) || graph.outputs.iter().chain(&graph.updates).any(|named| named.value == lhs) {
+    if graph.outputs.iter().chain(&graph.updates).any(|named| named.value == lhs) {
         return None;
     }
     let shape = graph.ty(lhs).shape.clone();
@@ -45,7 +51,10 @@ fn folded(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node, only_products
         return None;
     }
     let mut factors = Vec::new();
-    collect_factors(graph, lhs, &shape, &mut factors);
+    collect_factors(scaled, graph, lhs, &shape, &mut factors);
+    if factors.len() > MAX_FACTORS {
+        return None;
+    }
     let (rows, others): (Vec<ValueId>, Vec<ValueId>) = factors.into_iter().partition(|&value| is_row(graph, value, &shape));
     if rows.is_empty() || others.is_empty() {
         return None;
@@ -75,19 +84,26 @@ fn is_row(graph: &Graph, value: ValueId, shape: &[usize]) -> bool {
 }
 
 /// The factors of a product of f32 values of one shape or less, taken apart only where a row scale is inside.
-fn collect_factors(graph: &Graph, value: ValueId, shape: &[usize], factors: &mut Vec<ValueId>) {
-    if has_row(graph, value, shape) && !is_row(graph, value, shape) {
+fn collect_factors(scaled: &SecondaryMap<ValueId, ()>, graph: &Graph, value: ValueId, shape: &[usize], factors: &mut Vec<ValueId>) {
+    if scaled.contains_key(value) && graph.ty(value).shape == shape && factors.len() <= MAX_FACTORS {
         for operand in graph.def(value).present_operands() {
-            collect_factors(graph, operand, shape, factors);
+            collect_factors(scaled, graph, operand, shape, factors);
         }
     } else {
         factors.push(value);
     }
 }
 
-/// Whether a row scale is among a value's factors.
-fn has_row(graph: &Graph, value: ValueId, shape: &[usize]) -> bool {
-    let node = graph.def(value);
-    let is_product = matches!(node.op(), Some(Op::Mul {})) && graph.ty(value).shape == shape && graph.ty(value).dtype == DType::F32;
-    is_row(graph, value, shape) || is_product && node.present_operands().any(|operand| has_row(graph, operand, shape))
+/// Products of f32 values that have a row scale among their factors.
+fn scaled(graph: &Graph) -> SecondaryMap<ValueId, ()> {
+    let mut scaled = SecondaryMap::new();
+    for (_, node) in graph.nodes() {
+        let (Some(Op::Mul {}), &[value]) = (node.op(), node.results.as_slice()) else { continue };
+        let shape = &graph.ty(value).shape;
+        let has_row = |operand: ValueId| is_row(graph, operand, shape) || scaled.contains_key(operand) && graph.ty(operand).shape == *shape;
+        if graph.ty(value).dtype == DType::F32 && shape.last() != Some(&1) && node.present_operands().any(has_row) {
+            scaled.insert(value, ());
+        }
+    }
+    scaled
 }

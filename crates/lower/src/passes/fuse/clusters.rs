@@ -92,7 +92,9 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
     let rows =
         |axes: &[usize], outputs| ClusterKind::Rows(Rows { domain: operand, axes: axes.to_vec(), reductions: vec![primary], outputs });
     let kind = match op.class() {
-        Class::Contraction => ClusterKind::Product(Product { anchor: primary, sides: anchor.sides.clone(), outputs }),
+        Class::Contraction => {
+            ClusterKind::Product(Product { anchor: primary, sides: anchor.sides.clone(), statistics: anchor.statistics.clone(), outputs })
+        }
         Class::Scan => ClusterKind::Scan(ScanItem {
             y: primary,
             s_last: node.results[1],
@@ -157,7 +159,7 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
     for (group, anchor) in fuser.anchors.iter().enumerate() {
         if fuser.group_of.get(graph.node(anchor.node).results[0]) == Some(&group) {
             roots.push((group, graph.node(anchor.node).results[0]));
-            roots.extend(anchor.epilogue.iter().chain(&anchor.sides).map(|&value| (group, value)));
+            roots.extend(anchor.epilogue.iter().chain(&anchor.sides).chain(&anchor.statistics).map(|&value| (group, value)));
         }
     }
     for (group, root) in roots {
@@ -377,7 +379,7 @@ impl Cluster {
         match &self.kind {
             ClusterKind::Product(product) => {
                 roots.push(product.anchor);
-                roots.extend(&product.sides);
+                roots.extend(product.sides.iter().chain(&product.statistics));
             }
             ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last]),
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),

@@ -12,12 +12,13 @@ const ROW_OUTPUTS: u64 = 4;
 
 /// Fills the set of stored values.
 pub(super) fn store(fuser: &mut Fuser<'_>) {
+    let held = held(fuser);
     let mut evals: SecondaryMap<ValueId, u64> = SecondaryMap::new();
     let nodes: Vec<NodeId> = fuser.graph.nodes().map(|(id, _)| id).collect();
     for &id in nodes.iter().rev() {
         for &value in &fuser.graph.node(id).results {
             let count = times_needed(fuser, &evals, value);
-            let is_stored = must_store(fuser, value, count);
+            let is_stored = !held.contains_key(value) && must_store(fuser, value, count);
             // A value that is stored, or lives in its group's registers, is computed once an element, whoever reads it.
             let once = is_stored || fuser.group_of.contains_key(value);
             evals.insert(value, if once { fuser.n_elems(value) } else { count });
@@ -41,9 +42,6 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, count: u64) -> bool {
     }
     if let Some(&group) = fuser.group_of.get(value) {
         return users.iter().any(|&user| !belongs(fuser, user, group));
-    }
-    if reads_side(fuser, value) {
-        return false;
     }
     if !is_inline_op(op) {
         return true;
@@ -75,14 +73,18 @@ fn belongs(fuser: &Fuser<'_>, user: NodeId, group: usize) -> bool {
         .all(|&result| fuser.group_of.get(result) == Some(&group) && !fuser.graph.node(fuser.anchors[group].node).results.contains(&result))
 }
 
-/// Whether a value is a side sum, or made from one alone and so by rows: it lives in registers of the product.
-fn reads_side(fuser: &Fuser<'_>, value: ValueId) -> bool {
-    if fuser.group_of.contains_key(value) {
-        return false;
+/// Values that live within products: side sums, row statistics, and what is computed from them where it is read.
+fn held(fuser: &Fuser<'_>) -> SecondaryMap<ValueId, ()> {
+    let mut held = SecondaryMap::new();
+    for anchor in &fuser.anchors {
+        held.extend(anchor.sides.iter().chain(&anchor.statistics).map(|&value| (value, ())));
     }
-    let is_side = fuser.anchors.iter().any(|anchor| anchor.sides.contains(&value));
-    let node = fuser.graph.def(value);
-    is_side || node.op().is_some_and(is_inline_op) && node.present_operands().any(|operand| reads_side(fuser, operand))
+    for (_, node) in fuser.graph.nodes() {
+        if node.op().is_some_and(is_inline_op) && node.present_operands().any(|operand| held.contains_key(operand)) {
+            held.extend(node.results.iter().filter(|&&result| !fuser.group_of.contains_key(result)).map(|&result| (result, ())));
+        }
+    }
+    held
 }
 
 /// How many evaluations of a value its readers ask for, if it is not stored.

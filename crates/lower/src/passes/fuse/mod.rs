@@ -6,7 +6,8 @@
 //! - **Order**: last of the graph passes, since it fixes what is stored.
 //!
 //! Heavy ops (matrix products, reductions, prefixes, scans) are *anchors*, one cluster each. Elementwise ops over the result
-//! of an anchor join its *epilogue*; sums over K of the left operand of a product join it as *sides*; everything else
+//! of an anchor join its *epilogue*; sums over K of the left operand of a product join it as *sides*, and row
+//! statistics that a product of few rows reads are computed by it; everything else
 //! that can be computed at an index is *inline*, computed wherever it is needed, unless that would repeat heavy work,
 //! in which case it is stored by an elementwise cluster.
 
@@ -14,6 +15,7 @@ mod clusters;
 mod decide;
 mod epilogue;
 mod links;
+mod statistics;
 
 pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
@@ -65,6 +67,7 @@ pub fn fuse(graph: &Graph, options: FuseOptions, forbidden: &Forbidden) -> Fusio
     if options.fuse {
         epilogue::absorb(&mut fuser);
         epilogue::add_sides(&mut fuser);
+        statistics::add(&mut fuser);
         epilogue::release_cheap_ends(&mut fuser);
     }
     decide::store(&mut fuser);
@@ -80,6 +83,8 @@ struct Anchor {
     /// Values computed in the epilogue, in graph order; the anchor's own results are not among them.
     epilogue: Vec<ValueId>,
     sides: Vec<ValueId>,
+    /// Reductions of a row that are computed before a product of few rows.
+    statistics: Vec<ValueId>,
 }
 
 #[derive(Debug)]
@@ -122,7 +127,7 @@ impl<'a> Fuser<'a> {
             }
             let needs: Vec<Group> = node.present_operands().flat_map(|operand| self.groups_behind(operand)).collect();
             let group = self.links.add(needs);
-            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new() });
+            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new(), statistics: Vec::new() });
             for &result in &node.results {
                 self.group_of.insert(result, group);
             }
