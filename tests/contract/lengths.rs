@@ -1,0 +1,74 @@
+//! A length of a class gives the texts that every other length of the class gives, so no new pipeline.
+
+use crate::common::{Outcome, compile, profile};
+use crate::{published, small};
+use indexmap::IndexSet;
+use monopass_blocks::{BlockGraph, Head, Io, LmConfig, LmGraph, mamba2, model};
+use monopass_ir::Graph;
+use monopass_lower::{CompileOptions, Target};
+
+/// Lengths by class: one token to eight, under 256 rows, more.
+const CLASSES: [&[usize]; 3] = [&[1, 5, 8], &[20, 100], &[300, 2048]];
+/// The same where a single token is a graph of its own, since no sequence can start after it.
+const PACKED: [&[usize]; 3] = [&[2, 5, 8], &[20, 100], &[300, 2048]];
+
+fn texts(graph: &Graph, target: &Target) -> Outcome<IndexSet<String>> {
+    Ok(compile(graph, target, &CompileOptions::default())?.kernels.into_iter().map(|kernel| kernel.wgsl).collect())
+}
+
+/// Asserts that all lengths of each class give the same texts.
+fn check(name: &str, classes: &[&[usize]], graph_of: impl Fn(usize) -> Outcome<Graph>) -> Outcome {
+    for target in ["nvidia", "webgpu-default", "lavapipe"] {
+        let target = profile(target)?;
+        for lens in classes {
+            let first = texts(&graph_of(lens[0])?, &target)?;
+            for &len in &lens[1..] {
+                let other = texts(&graph_of(len)?, &target)?;
+                let news: Vec<&String> = other.iter().filter(|text| !first.contains(*text)).collect();
+                let gone: Vec<&String> = first.iter().filter(|text| !other.contains(*text)).collect();
+                let shown = |texts: &[&String]| texts.first().map_or(String::new(), |text| (*text).clone());
+                assert!(
+                    news.is_empty() && gone.is_empty(),
+                    "{name} for {}: {len} tokens need {} kernels that {} tokens do not, such as\n{}\nand not {}, such as\n{}",
+                    target.name,
+                    news.len(),
+                    lens[0],
+                    shown(&news),
+                    gone.len(),
+                    shown(&gone)
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn of_blocks() -> Outcome {
+    for (name, config) in published().into_iter().chain(small()) {
+        for io in [Io::Stateful, Io::Fresh] {
+            check(&format!("{name} {io:?}"), &CLASSES, |len| Ok(mamba2::graph(&config, 1, len, io)?))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn of_packed_and_padded_sequences() -> Outcome {
+    for (name, config) in small() {
+        let options = BlockGraph { seq_idx: true, mask: true, ..Io::Fresh.into() };
+        check(name, &PACKED, |len| Ok(mamba2::graph_with(&config, 1, len, options)?))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn of_language_models() -> Outcome {
+    for (name, block) in small() {
+        let config = LmConfig::new(block, 2, 61);
+        for head in [Head::Logits, Head::Next] {
+            check(&format!("{name} {head:?}"), &CLASSES, |len| Ok(model::graph(&config, 1, len, LmGraph::new(Io::Stateful, head))?))?;
+        }
+    }
+    Ok(())
+}

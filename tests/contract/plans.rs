@@ -1,0 +1,112 @@
+//! What plans promise before anything runs.
+
+use crate::common::{Outcome, compile, gpu, profile, settle};
+use crate::published;
+use monopass_blocks::{Io, Mamba2Config, mamba2};
+use monopass_lower::plan::Cmd;
+use monopass_lower::{CompileOptions, Plan, Target};
+
+fn plan(config: &Mamba2Config, len: usize, target: &Target) -> Outcome<Plan> {
+    compile(&mamba2::graph(config, 1, len, Io::Stateful)?, target, &CompileOptions::default())
+}
+
+fn kernel_label<'p>(plan: &'p Plan, cmd: &Cmd) -> &'p str {
+    &plan.kernels[cmd.kernel.0 as usize].label
+}
+
+#[test]
+fn blocks_take_few_dispatches() -> Outcome {
+    let mut problems = Vec::new();
+    for (name, config) in published() {
+        for (target, more) in [("nvidia", 0), ("webgpu-default", 2)] {
+            for (mode, len, most) in [("forward", 2048, 8), ("step", 1, 3)] {
+                let plan = plan(&config, len, &profile(target)?)?;
+                if plan.cmds.len() > most + more {
+                    problems.push(format!(
+                        "{name} {mode} for {target}: {} dispatches, at most {} wanted\n{plan}",
+                        plan.cmds.len(),
+                        most + more
+                    ));
+                }
+            }
+        }
+    }
+    settle(&problems)
+}
+
+#[test]
+fn kernels_have_enough_workgroups() -> Outcome {
+    let mut problems = Vec::new();
+    for (name, config) in published() {
+        let n_heads = config.sizes()?.nheads;
+        for (mode, len, least) in [("forward", 2048, 96), ("step", 1, n_heads)] {
+            let plan = plan(&config, len, &profile("nvidia")?)?;
+            for (i, cmd) in plan.cmds.iter().enumerate() {
+                let label = kernel_label(&plan, cmd);
+                let n_workgroups: u64 = cmd.workgroups.iter().map(|&n| u64::from(n)).product();
+                let invocations: u32 = plan.kernels[cmd.kernel.0 as usize].workgroup_size.iter().product();
+                if !label.starts_with("scan_carry") && (n_workgroups < least as u64 || invocations < 64) {
+                    problems.push(format!(
+                        "{name} {mode} cmd {i} {label}: {n_workgroups} workgroups of {invocations}, at least {least} of 64 wanted"
+                    ));
+                }
+            }
+        }
+    }
+    settle(&problems)
+}
+
+/// A loop that grows with the length goes over chunks, in the carry, or a kernel goes over more than one chunk.
+#[test]
+fn no_kernel_loops_over_more_than_a_chunk() -> Outcome {
+    for (name, config) in published() {
+        for target in ["nvidia", "webgpu-default", "lavapipe"] {
+            let target = profile(target)?;
+            let (one, two) = (plan(&config, 2048, &target)?, plan(&config, 4096, &target)?);
+            assert_eq!(one.cmds.len(), two.cmds.len(), "{name} for {}", target.name);
+            let is_carry = |cmd: &Cmd| kernel_label(&one, cmd).starts_with("scan_carry");
+            assert_eq!(one.cmds.iter().filter(|cmd| is_carry(cmd)).count(), 1, "{name} for {}", target.name);
+            for (cmd, longer) in one.cmds.iter().zip(&two.cmds) {
+                let label = kernel_label(&one, cmd);
+                if is_carry(cmd) {
+                    assert!(cmd.loop_trips <= 2048 / 16, "{name} for {}: {label} makes {} trips", target.name, cmd.loop_trips);
+                } else {
+                    assert_eq!(cmd.loop_trips, longer.loop_trips, "{name} for {}: {label}", target.name);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn slots_are_near_the_least_that_could_do() -> Outcome {
+    for (name, config) in published() {
+        for target in ["nvidia", "webgpu-default", "lavapipe"] {
+            let plan = plan(&config, 2048, &profile(target)?)?;
+            let (slots, bound) = (plan.totals().slots_bytes, plan.live_bytes);
+            assert!(slots * 100 <= bound * 115, "{name} for {target}: {slots} bytes of slots where {bound} live at once\n{plan}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn plans_are_the_same_each_time_with_a_driver_and_without() -> Outcome {
+    let offline = profile("lavapipe")?;
+    let device = gpu()?.map(|device| Target { name: offline.name.clone(), is_unmeasured: false, ..device.target().clone() });
+    for (name, config) in published() {
+        for len in [1, 100, 2048] {
+            for target in ["nvidia", "webgpu-default", "lavapipe"] {
+                let texts = |plan: &Plan| (plan.to_string(), plan.kernels.iter().map(|kernel| kernel.wgsl.clone()).collect::<Vec<_>>());
+                let (first, second) = (plan(&config, len, &profile(target)?)?, plan(&config, len, &profile(target)?)?);
+                assert_eq!(texts(&first), texts(&second), "{name} of {len} for {target}");
+                if target == offline.name && device.as_ref() == Some(&offline) {
+                    let (given, driven) = (texts(&first), texts(&plan(&config, len, &offline)?));
+                    assert_eq!(given, driven, "{name} of {len} with a driver");
+                }
+            }
+        }
+    }
+    Ok(())
+}
