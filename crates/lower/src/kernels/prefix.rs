@@ -147,9 +147,9 @@ impl Scan {
         kb.line(format!("let step = chunk + lid * {PER_INVOCATION}u;"));
         let is_quad = self.inner.is_empty() && self.n.is_multiple_of_4();
         self.load_neighbors(kb, &parts, &n, is_quad);
-        kb.line("let s_1 = x_0 + x_1;");
-        kb.line("let s_2 = s_1 + x_2;");
-        kb.line("let s_3 = s_2 + x_3;");
+        kb.line("let s1 = x0 + x1;");
+        kb.line("let s2 = s1 + x2;");
+        kb.line("let s3 = s2 + x3;");
         scan_workgroup(kb, ty, group, fan);
         kb.line("let before = carry + within;");
         self.store_neighbors(kb, &parts, &n, is_quad);
@@ -159,7 +159,7 @@ impl Scan {
         kb.close();
     }
 
-    /// The next four elements in the order of summation, as `x_0` to `x_3`; zero over the end.
+    /// The next four elements in the order of summation, as `x0` to `x3`; zero over the end.
     fn load_neighbors(&self, kb: &mut KernelBuilder<'_>, parts: &RowParts, n: &str, is_quad: bool) {
         let ty = register_type(self.dtype);
         if is_quad {
@@ -170,24 +170,24 @@ impl Scan {
             kb.line(format!("four = {x};"));
             kb.close();
             for (i, lane) in self.lanes().into_iter().enumerate() {
-                kb.line(format!("let x_{i} = four.{lane};"));
+                kb.line(format!("let x{i} = four.{lane};"));
             }
             return;
         }
         for i in 0..PER_INVOCATION {
-            kb.line(format!("var x_{i}: {ty};"));
+            kb.line(format!("var x{i}: {ty};"));
             kb.open(format!("if (step + {i}u < {n})"));
             let step = kb.bind(format!("step + {i}u"));
             let place = self.place(kb, &step, 1);
             let x = kb.emit(self.operand, &self.index(parts, &place, 1), Width::One);
-            kb.line(format!("x_{i} = {x};"));
+            kb.line(format!("x{i} = {x};"));
             kb.close();
         }
     }
 
     fn store_neighbors(&self, kb: &mut KernelBuilder<'_>, parts: &RowParts, n: &str, is_quad: bool) {
         let ty = register_type(self.dtype);
-        let sums = ["x_0", "s_1", "s_2", "s_3"];
+        let sums = ["x0", "s1", "s2", "s3"];
         if is_quad {
             kb.open(format!("if (step < {n})"));
             let place = self.place(kb, "step", PER_INVOCATION);
@@ -215,18 +215,18 @@ impl Scan {
     }
 }
 
-/// From `s_3`, the sum of each invocation: `within`, the sum of the invocations before it, and `total`, that of all.
+/// From `s3`, the sum of each invocation: `within`, the sum of the invocations before it, and `total`, that of all.
 /// Reads of the arrays end before the barrier that closes the chunk.
 fn scan_workgroup(kb: &mut KernelBuilder<'_>, ty: &str, group: u32, fan: u32) {
     let per_lane = group / fan;
-    kb.line("sums[lid] = s_3;");
+    kb.line("sums[lid] = s3;");
     kb.line("workgroupBarrier();");
     kb.open(format!("if (lid < {fan}u)"));
     kb.line(format!("var run: {ty};"));
     for i in 0..per_lane {
-        kb.line(format!("let y_{i} = sums[lid * {per_lane}u + {i}u];"));
+        kb.line(format!("let y{i} = sums[lid * {per_lane}u + {i}u];"));
         kb.line(format!("sums[lid * {per_lane}u + {i}u] = run;"));
-        kb.line(format!("run += y_{i};"));
+        kb.line(format!("run += y{i};"));
     }
     kb.line("totals[lid] = run;");
     kb.close();
