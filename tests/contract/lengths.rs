@@ -53,6 +53,16 @@ fn of_blocks() -> Outcome {
     Ok(())
 }
 
+/// With more sequences than one the rows of the products are more than the tokens.
+#[test]
+fn of_batches() -> Outcome {
+    for (name, config) in small() {
+        check(name, &[&[1, 2], &[9, 20, 80], &[300, 500]], |len| Ok(mamba2::graph(&config, 3, len, Io::Stateful)?))?;
+        check(name, &[&[3, 5, 8]], |len| Ok(mamba2::graph(&config, 3, len, Io::Stateful)?))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn of_packed_and_padded_sequences() -> Outcome {
     for (name, config) in small() {
