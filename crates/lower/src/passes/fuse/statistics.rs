@@ -92,11 +92,10 @@ fn keeps_rows(fuser: &Fuser<'_>, node: &Node, value: ValueId, path: &[ValueId], 
         && is_cheap
         && match op.class() {
             Class::Elementwise => operands.all(|operand| has_lead(operand) && same_rank(operand)),
-            Class::Movement => match op {
-                Op::Reshape { .. } => operands.all(has_lead),
-                Op::Concat { axis } => *axis >= lead.len(),
-                _ => false,
-            },
+            Class::Movement => {
+                let joins_within = matches!(op, Op::Concat { axis } if *axis >= lead.len());
+                joins_within || matches!(op, Op::Reshape { .. }) && operands.all(has_lead)
+            }
             Class::Reduction | Class::Prefix | Class::Contraction | Class::Conv | Class::Scan | Class::Index => false,
         }
 }
