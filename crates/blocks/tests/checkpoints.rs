@@ -142,6 +142,34 @@ fn missing_files_are_named() -> Result {
 }
 
 #[test]
+fn the_list_of_shards_is_checked_against_the_shards() -> Result {
+    const INDEX: &str = "model.safetensors.index.json";
+    let mut files = saved(&small())?;
+    let whole = files.shift_remove("model.safetensors").ok_or("no tensors")?;
+    let parsed = safetensors::SafeTensors::deserialize(&whole)?;
+    let (head, rest): (Vec<_>, Vec<_>) = parsed.tensors().into_iter().partition(|(name, _)| name == "lm_head.weight");
+    let names: Vec<String> = rest.iter().map(|(name, _)| format!("\"{name}\": \"a.safetensors\"")).collect();
+    files.insert("a.safetensors".into(), safetensors::serialize(rest, None)?);
+    files.insert("b.safetensors".into(), safetensors::serialize(head, None)?);
+    let index = |rows: &[&str]| format!("{{\"weight_map\": {{{}}}}}", rows.join(", ")).into_bytes();
+    let mut rows: Vec<&str> = names.iter().map(String::as_str).collect();
+    rows.push("\"lm_head.weight\": \"b.safetensors\"");
+    files.insert(INDEX.into(), index(&rows));
+    assert!(checkpoint::load(&files)?.warnings.is_empty());
+    files.insert(INDEX.into(), index(&rows[1..]));
+    let dropped = names[0].split('"').nth(1).ok_or("no name")?;
+    let warning = format!("a.safetensors: tensor {dropped} is not listed in {INDEX}");
+    assert_eq!(checkpoint::load(&files)?.warnings, [warning.clone()]);
+    assert_eq!(checkpoint::inspect(&files)?.warnings, [warning]);
+    let wrong = names[0].replace("a.safetensors", "b.safetensors");
+    rows[0] = &wrong;
+    files.insert(INDEX.into(), index(&rows));
+    let wanted = format!("{INDEX}: tensor {dropped} is not in b.safetensors but in a.safetensors");
+    assert!(message(&files).starts_with(&wanted), "{}", message(&files));
+    Ok(())
+}
+
+#[test]
 fn damaged_tensors_are_refused() -> Result {
     let whole = saved(&small())?["model.safetensors"].clone();
     let with = |bytes: Vec<u8>| -> Result<String> {
@@ -166,7 +194,11 @@ fn damaged_tensors_are_refused() -> Result {
 #[test]
 fn tensors_have_to_be_those_of_the_configuration() -> Result {
     let missing = message(&with_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3")?);
-    assert!(missing.starts_with("tensor backbone.layers.2.norm.weight [8] is missing"), "{missing}");
+    assert!(missing.starts_with("tensor backbone.layers.2.norm.weight [8] is missing from model.safetensors\n"), "{missing}");
+    // More layers than could be listed are refused by the tensors there are.
+    let files = with_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000")?;
+    assert_eq!(message(&files), missing);
+    assert_eq!(checkpoint::inspect(&files).err().ok_or("read")?.to_string(), missing);
     let shape = message(&with_config("\"state_size\": 3", "\"state_size\": 5")?);
     assert!(shape.contains("tensor backbone.layers.0.mixer.in_proj.weight is [48, 8], config.json gives [56, 8]"), "{shape}");
     let mut files = saved(&small())?;

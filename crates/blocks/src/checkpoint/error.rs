@@ -82,13 +82,15 @@ pub enum CheckpointError {
     },
     /// A parameter is not among the tensors.
     #[error(
-        "tensor {name} {shape:?} is missing\n  help: the model of {CONFIG_FILE} needs it; check the file's tensor names and the configuration's options"
+        "tensor {name} {shape:?} is missing from {files}\n  help: the model of {CONFIG_FILE} needs it; check the file's tensor names and the configuration's options"
     )]
     MissingTensor {
         /// The name in the files.
         name: String,
         /// The shape it should have.
         shape: Vec<usize>,
+        /// The files that were looked into.
+        files: String,
     },
     /// A tensor's shape is not the one that the configuration gives.
     #[error(

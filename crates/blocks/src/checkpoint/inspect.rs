@@ -1,7 +1,7 @@
 //! What is in a checkpoint, without converting it.
 
 use super::tensors::Source;
-use super::{CheckpointError, Files, check_shapes, read_config};
+use super::{CheckpointError, Files, check_layers, check_shapes, read_config};
 use crate::config::LmConfig;
 use std::fmt;
 
@@ -65,9 +65,11 @@ pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
     let config = read_config(files, &stored)?;
+    check_layers(&config, &stored)?;
     let wanted = config.parameters()?;
     let warnings = check_shapes(&wanted, &stored)?;
     let n_params = wanted.iter().map(|param| param.shape.iter().map(|&size| size as u64).product::<u64>()).sum::<u64>();
+    let warnings = [warnings, source.unlisted(&stored)].concat();
     let tensors = stored.into_values().map(|tensor| TensorReport {
         name: tensor.name,
         file: tensor.file,

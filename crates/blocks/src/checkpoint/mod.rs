@@ -70,6 +70,7 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
     let config = read_config(files, &stored)?;
+    check_layers(&config, &stored)?;
     let wanted = config.parameters()?;
     let warnings = check_shapes(&wanted, &stored)?;
     let mut params = IndexMap::with_capacity(wanted.len());
@@ -78,6 +79,7 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
             params.insert(param.name, tensor.to_f32()?);
         }
     }
+    let warnings = [warnings, source.unlisted(&stored)].concat();
     Ok(Checkpoint { config, params, warnings })
 }
 
@@ -87,11 +89,25 @@ fn read_config(files: &impl Files, stored: &IndexMap<String, Stored<'_>>) -> Res
     hf_config::parse((*bytes).as_ref(), || names::of_model(crate::params::Role::Head).is_some_and(|head| stored.contains_key(head)))
 }
 
+/// A number of layers that the tensors cannot make up is refused before anything is listed for each of them.
+fn check_layers(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>) -> Result<(), CheckpointError> {
+    if config.n_layer <= stored.len() {
+        return Ok(());
+    }
+    let norm = |layer| format!("{}{}", names::layer_prefix(layer), "norm.weight");
+    // Each layer has a tensor of its own, so that the search ends after at most one step more than there are tensors.
+    match (0..config.n_layer).map(norm).find(|name| !stored.contains_key(name)) {
+        Some(name) => Err(CheckpointError::MissingTensor { name, shape: vec![config.block.d_model], files: tensors::searched(stored) }),
+        None => Ok(()),
+    }
+}
+
 /// Every parameter is there in its shape; gives a warning for each tensor that is none of them.
 fn check_shapes(wanted: &[ParamInfo], stored: &IndexMap<String, Stored<'_>>) -> Result<Vec<String>, CheckpointError> {
     for param in wanted {
         let Some(tensor) = stored.get(&param.name) else {
-            return Err(CheckpointError::MissingTensor { name: names::to_hf(&param.name), shape: param.shape.clone() });
+            let files = tensors::searched(stored);
+            return Err(CheckpointError::MissingTensor { name: names::to_hf(&param.name), shape: param.shape.clone(), files });
         };
         if tensor.shape != param.shape {
             return Err(CheckpointError::WrongShape {

@@ -4,7 +4,7 @@ use super::{Bytes, CheckpointError, Files, INDEX_FILE, WEIGHTS_FILE};
 use crate::json;
 use crate::names;
 use half::{bf16, f16};
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use monopass_ir::TensorData;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -79,11 +79,36 @@ impl<'a> Source<'a> {
             }
         }
         for (tensor, shard) in &self.listed {
-            if !tensors.contains_key(&names::from_hf(tensor)) {
-                return Err(CheckpointError::Index { problem: format!("tensor {tensor} is not in {shard}") });
-            }
+            let problem = match tensors.get(&names::from_hf(tensor)) {
+                None => format!("tensor {tensor} is not in {shard}"),
+                Some(stored) if stored.file != *shard => format!("tensor {tensor} is not in {shard} but in {}", stored.file),
+                Some(_) => continue,
+            };
+            return Err(CheckpointError::Index { problem });
         }
         Ok(tensors)
+    }
+
+    /// A warning for each tensor of a shard that the list of shards leaves out.
+    pub(super) fn unlisted(&self, stored: &IndexMap<String, Stored<'_>>) -> Vec<String> {
+        if self.listed.is_empty() {
+            return Vec::new();
+        }
+        let listed: IndexSet<String> = self.listed.keys().map(|name| names::from_hf(name)).collect();
+        let unlisted = stored.iter().filter(|(name, _)| !listed.contains(*name));
+        unlisted.map(|(_, tensor)| format!("{}: tensor {} is not listed in {INDEX_FILE}", tensor.file, tensor.name)).collect()
+    }
+}
+
+/// The files that hold the tensors, for a message: the first ones by name, and how many more.
+pub(super) fn searched(stored: &IndexMap<String, Stored<'_>>) -> String {
+    const SHOWN: usize = 3;
+    let files: IndexSet<&str> = stored.values().map(|tensor| tensor.file.as_str()).collect();
+    let shown = files.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    match files.len() {
+        0 => "the files, which hold no tensors".to_owned(),
+        n if n > SHOWN => format!("{shown} and {} more files", n - SHOWN),
+        _ => shown,
     }
 }
 
