@@ -4,6 +4,9 @@ use crate::error::{ConfigError, ConfigErrors};
 use crate::names;
 use crate::params::Role;
 
+/// Kernels unroll the taps of the convolution.
+const MAX_TAPS: usize = 64;
+
 /// Options of a Mamba-2 block; [`sizes`](Self::sizes) checks them.
 ///
 /// The same block with other options is the predecessor's ([`Mamba2Config::seed`]).
@@ -186,15 +189,22 @@ impl Mamba2Config {
         if !(self.expand.is_finite() && self.expand > 0.0) {
             errors.push(out_of_range("expand", self.expand, "expand is a positive number, usually 2"));
         }
+        if self.d_conv > MAX_TAPS {
+            errors.push(ConfigError::OutOfRange {
+                key: "d_conv",
+                value: self.d_conv.to_string(),
+                help: "d_conv is at most 64, since kernels unroll the taps; published models have 2 to 4",
+            });
+        }
         for (key, value) in [("eps", self.eps), ("norm_eps", self.norm_eps)] {
             check_eps(key, value, &mut errors);
         }
         let [lo, hi] = self.dt_limit;
-        if !(lo.is_finite() && hi.is_finite() && lo <= hi) {
+        if !(lo.is_finite() && lo >= 0.0 && hi.is_finite() && lo <= hi) {
             errors.push(ConfigError::OutOfRange {
                 key: "dt_limit",
-                value: format!("[{lo}, {hi}]"),
-                help: "two finite numbers, the lower first; the largest f32 as upper limit is none",
+                value: format!("[{lo:?}, {hi:?}]"),
+                help: "two finite numbers that are not negative, the lower first; the largest f32 as upper limit is none",
             });
         }
         errors
@@ -205,7 +215,11 @@ impl Mamba2Config {
             return None;
         }
         let Some(d_inner) = whole_product(self.expand, self.d_model) else {
-            errors.push(out_of_range("expand", self.expand, "choose expand so that expand * d_model is a whole number of at least 1"));
+            errors.push(out_of_range(
+                "expand",
+                self.expand,
+                "choose expand so that expand * d_model is a whole number of at least 1 and below 4294967296",
+            ));
             return None;
         };
         let d_ssm = self.d_ssm.unwrap_or(d_inner);
@@ -225,10 +239,22 @@ impl Mamba2Config {
             check_multiple(("d_ssm", d_ssm), ("norm_group", norm_group), "choose norm_group so that it divides d_ssm", errors);
         }
         let sizes = self.assemble(d_inner, d_ssm, nheads, norm_group);
-        for (key, value) in [("d_inner", d_inner), ("conv_dim", sizes.conv_dim), ("in_proj_rows", sizes.in_proj_rows)] {
-            check_countable(key, value, errors);
-        }
+        self.check_elements(&sizes, errors);
         Some(sizes)
+    }
+
+    /// Every parameter and state of one sequence has fewer elements than kernels count, or the largest setting is named.
+    fn check_elements(&self, sizes: &Mamba2Sizes, errors: &mut Vec<ConfigError>) {
+        let tensors = [
+            ("in_proj", sizes.in_proj_rows, self.d_model),
+            ("the convolution", sizes.conv_dim, self.d_conv),
+            ("the states", sizes.d_ssm, self.d_state),
+        ];
+        let Some((what, ..)) = tensors.into_iter().find(|&(_, rows, columns)| !is_countable(rows.saturating_mul(columns))) else { return };
+        #[expect(clippy::cast_precision_loss, reason = "sizes are checked to be below 2^32 before")]
+        let settings = self.counts().map(|(key, value)| (key, value as f64));
+        let largest = settings.into_iter().fold(("expand", self.expand), |most, next| if next.1 > most.1 { next } else { most });
+        errors.push(ConfigError::ManyElements { key: largest.0, value: largest.1.to_string(), what });
     }
 
     fn assemble(&self, d_inner: usize, d_ssm: usize, nheads: usize, norm_group: usize) -> Mamba2Sizes {
@@ -288,6 +314,11 @@ impl LmConfig {
             }
             check_countable(key, value, &mut errors);
         }
+        if errors.is_empty() && !is_countable(self.vocab_size.saturating_mul(self.block.d_model)) {
+            let (key, value) =
+                if self.vocab_size < self.block.d_model { ("d_model", self.block.d_model) } else { ("vocab_size", self.vocab_size) };
+            errors.push(ConfigError::ManyElements { key, value: value.to_string(), what: "the embedding" });
+        }
         check_eps("norm_eps", self.norm_eps, &mut errors);
         match self.block.sizes() {
             Ok(sizes) if errors.is_empty() => Ok(sizes),
@@ -298,7 +329,11 @@ impl LmConfig {
 }
 
 fn out_of_range(key: &'static str, value: f64, help: &'static str) -> ConfigError {
-    ConfigError::OutOfRange { key, value: value.to_string(), help }
+    ConfigError::OutOfRange { key, value: format!("{value:?}"), help }
+}
+
+fn is_countable(value: usize) -> bool {
+    u32::try_from(value).is_ok()
 }
 
 fn check_eps(key: &'static str, value: f64, errors: &mut Vec<ConfigError>) {
@@ -308,7 +343,7 @@ fn check_eps(key: &'static str, value: f64, errors: &mut Vec<ConfigError>) {
 }
 
 fn check_countable(key: &'static str, value: usize, errors: &mut Vec<ConfigError>) {
-    if u32::try_from(value).is_err() {
+    if !is_countable(value) {
         errors.push(ConfigError::TooLarge { key, value });
     }
 }
@@ -361,6 +396,34 @@ mod tests {
         let seed = Mamba2Config { headdim: 4, ngroups: 3, ..Mamba2Config::seed(12) };
         assert_eq!(seed.sizes().unwrap().norm_group, 24);
         assert_eq!(seed.sizes().unwrap().in_proj_rows, 24 + 2 * 48 + 6);
+    }
+
+    #[test]
+    fn absurd_sizes_are_named_once() {
+        assert_eq!(
+            messages(&Mamba2Config { d_state: 1_000_000_000, ..small() }),
+            "config: d_state = 1000000000 is too large: in_proj would have 4294967296 elements or more\n  help: choose a smaller d_state"
+        );
+        assert!(messages(&Mamba2Config::new(1 << 20)).contains("d_model = 1048576 is too large"));
+        assert!(messages(&Mamba2Config { expand: 1e8, ..small() }).starts_with("config: expand = 100000000 is too large"));
+        assert!(
+            messages(&Mamba2Config { d_model: 1, d_state: 1 << 20, headdim: 2, expand: 4098.0, ngroups: 1, ..small() })
+                .contains("the states would")
+        );
+        assert!(messages(&Mamba2Config { expand: 1e300, ..small() }).starts_with("config: expand is 1e300\n"));
+        assert!(messages(&Mamba2Config { d_conv: 65, ..small() }).starts_with("config: d_conv is 65\n  help: d_conv is at most 64"));
+        assert!(Mamba2Config { d_conv: 64, ..small() }.sizes().is_ok());
+        let errors = LmConfig::new(small(), 1, 1 << 31).sizes().unwrap_err().to_string();
+        assert!(errors.starts_with("config: vocab_size = 2147483648 is too large: the embedding would"), "{errors}");
+    }
+
+    #[test]
+    fn limits_of_the_time_step_are_finite_and_not_negative() {
+        for (lo, hi) in [(f32::INFINITY, f32::MAX), (-1.0, 1.0), (f32::NAN, 1.0), (0.0, f32::INFINITY), (0.5, f32::NAN)] {
+            assert!(messages(&Mamba2Config { dt_limit: [lo, hi], ..small() }).contains("dt_limit is ["), "{lo} {hi}");
+        }
+        assert!(messages(&Mamba2Config { dt_limit: [f32::INFINITY, f32::MAX], ..small() }).contains("[inf, 3.4028235e38]"));
+        assert!(Mamba2Config { dt_limit: [0.5, 0.5], ..small() }.sizes().is_ok());
     }
 
     #[test]

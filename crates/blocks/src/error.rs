@@ -50,6 +50,22 @@ pub enum ConfigError {
         /// Its value.
         value: usize,
     },
+    /// Sizes whose product is too large to count.
+    #[error("config: {key} = {value} is too large: {what} would have 4294967296 elements or more")]
+    ManyElements {
+        /// The largest setting.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// The tensor.
+        what: &'static str,
+    },
+    /// A setting that is given twice, under one name or two.
+    #[error("config: {key} is given twice")]
+    Twice {
+        /// The setting.
+        key: String,
+    },
     /// A size that has to divide another and does not.
     #[error("config: {what} = {size} is not a multiple of {by} = {divisor}")]
     NotDivisible {
@@ -103,6 +119,8 @@ impl ConfigError {
             Self::Missing { key } => format!("add {key}"),
             Self::Zero { key } => format!("{key} is at least 1"),
             Self::TooLarge { key, .. } => format!("keep {key} below 4294967296"),
+            Self::ManyElements { key, .. } => format!("choose a smaller {key}"),
+            Self::Twice { .. } => "keep one of them".to_owned(),
             Self::NotDivisible { help, .. } | Self::OutOfRange { help, .. } => (*help).to_owned(),
             Self::Contradiction { key, .. } => format!("correct {key} or leave it out"),
             Self::Unnamed { .. } => "turn the option off, or use naming=mixer".to_owned(),

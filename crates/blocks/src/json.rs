@@ -1,5 +1,6 @@
 //! JSON with the numbers that strict JSON lacks: infinity and NaN in the two spellings found in checkpoints.
 
+use indexmap::IndexSet;
 use serde_json::Value;
 
 /// Key of the object that stands for a number which JSON lacks: `{"__float__": "Infinity"}`.
@@ -35,18 +36,45 @@ pub(crate) fn count(value: &Value) -> Option<usize> {
     is_count.then_some(count)
 }
 
-/// The limits of a time step, `[lo, hi]`; an upper limit of `null` or infinity is the largest f32.
+/// The limits of a time step, `[lo, hi]`; an upper limit of `null`, infinity or the string `Infinity` is the largest f32,
+/// since kernels know no infinity.
 pub(crate) fn dt_limit(value: &Value) -> Option<[f32; 2]> {
     let [lo, hi] = value.as_array()?.as_slice() else { return None };
-    let hi = if hi.is_null() { f64::INFINITY } else { number(hi)? };
-    Some([to_f32(number(lo)?), to_f32(hi)])
+    let hi = if hi.is_null() || hi == "Infinity" { f64::INFINITY } else { number(hi)? };
+    let (lo, hi) = (to_f32(number(lo)?), to_f32(hi));
+    Some([lo, if hi == f32::INFINITY { f32::MAX } else { hi }])
 }
 
-/// An f64 as f32, infinity as the largest finite number, since kernels know no infinity.
-fn to_f32(number: f64) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "rounded to f32 on purpose")]
-    let number = number as f32;
-    if number.is_nan() { number } else { number.clamp(f32::MIN, f32::MAX) }
+#[expect(clippy::cast_possible_truncation, reason = "rounded to f32 on purpose")]
+const fn to_f32(number: f64) -> f32 {
+    number as f32
+}
+
+/// Text of JSON with the numbers that it lacks as bare words again, for messages.
+pub(crate) fn with_words(text: &str) -> String {
+    let bare = |text: String, word: &str| text.replace(&format!("{{\"{FLOAT_KEY}\":\"{word}\"}}"), word);
+    ["-Infinity", "Infinity", "NaN"].into_iter().fold(text.to_owned(), bare)
+}
+
+/// A key that stands twice in one object of valid JSON, of which parsers keep the last only.
+pub(crate) fn twice(text: &str) -> Option<String> {
+    let mut objects: Vec<IndexSet<&str>> = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let len = if first == '"' { string_len(rest) } else { first.len_utf8() };
+        let (token, after) = rest.split_at(len);
+        let is_key = first == '"' && after.trim_start().starts_with(':');
+        if is_key && objects.last_mut().is_some_and(|keys| !keys.insert(token)) {
+            return Some(token.trim_matches('"').to_owned());
+        }
+        match first {
+            '{' => objects.push(IndexSet::new()),
+            '}' => drop(objects.pop()),
+            _ => {}
+        }
+        rest = after;
+    }
+    None
 }
 
 /// The text with bare infinities and NaN, outside of strings, in the form that [`number`] reads.
@@ -97,6 +125,22 @@ mod tests {
         assert_eq!(value["c"], "NaN \" Infinity");
         assert!(number(&value["d"]).is_some_and(f64::is_nan));
         assert_eq!(number(&value["é"]), Some(f64::INFINITY));
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_found_in_its_object_only() {
+        assert_eq!(twice(r#"{"a": {"b": "a"}, "b": [{"b": 1}, {"b": "b"}], "c": "\"c\": {"}"#), None);
+        assert_eq!(twice(r#"{"a": [{"b": 1}, {"c": 1, "b" : 2, "c"  : 3}]}"#).as_deref(), Some("c"));
+        assert_eq!(twice(r#"{"a": {"b": {}}, "a": 1}"#).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_lower_limit_stays_infinite() {
+        let limit = |text| dt_limit(&parse(text).unwrap());
+        assert_eq!(limit("[Infinity, Infinity]"), Some([f32::INFINITY, f32::MAX]));
+        assert_eq!(limit(r#"[0, "Infinity"]"#), Some([0.0, f32::MAX]));
+        assert_eq!(limit(r#"["Infinity", 1]"#), None);
+        assert_eq!(with_words(&parse("[NaN, -Infinity]").unwrap().to_string()), "[NaN,-Infinity]");
     }
 
     #[test]

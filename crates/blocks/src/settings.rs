@@ -114,6 +114,9 @@ impl Mamba2Config {
                     errors.push(ConfigError::BadValue { key: key.clone(), value: value.to_string(), expects });
                 }
             }
+            if let Some((key, _)) = pairs.iter().filter(|(key, _)| names.contains(&key.as_str())).nth(1) {
+                errors.push(ConfigError::Twice { key: key.clone() });
+            }
         }
         for (key, _) in pairs.iter().filter(|(key, _)| !ROWS.iter().any(|(names, ..)| names.contains(&key.as_str()))) {
             let known = ROWS.iter().map(|(names, ..)| names[0]).collect::<Vec<_>>().join(", ");
@@ -241,6 +244,8 @@ mod tests {
                 .starts_with("config: no setting is called \"d_modle\"\n  help: the settings are d_model, d_state,")
         );
         assert!(set("gate").unwrap_err().contains("\"gate\" is not a setting"));
+        assert_eq!(set("gate=true,d_model=4,gate=false").unwrap_err(), "config: gate is given twice\n  help: keep one of them");
+        assert!(set("d_has_hdim=true,D_has_hdim=true").unwrap_err().contains("D_has_hdim is given twice"));
         assert!(set("eps=NaN").unwrap_err().contains("not a number"));
     }
 

@@ -135,6 +135,11 @@ fn missing_files_are_named() -> Result {
         index(r#"{"lm_head.weight": "a.safetensors"}"#)?.starts_with("a.safetensors is missing, which model.safetensors.index.json names")
     );
     assert!(index(r#"{"lm_head.weight": "../a.safetensors"}"#)?.contains("not the name of a file beside it"));
+    for shard in [".", "..", "", "a\\u0000b"] {
+        assert!(index(&format!("{{\"lm_head.weight\": \"{shard}\"}}"))?.contains("not the name of a file beside it"), "{shard}");
+    }
+    let twice = r#"{"lm_head.weight": "model.safetensors", "lm_head.weight": "model.safetensors"}"#;
+    assert!(index(twice)?.contains("lm_head.weight stands in one object twice"));
     assert!(index(r#"{"lm_head.bias": "model.safetensors"}"#)?.contains("tensor lm_head.bias is not in model.safetensors"));
     assert!(index("{}")?.contains("weight_map is empty"));
     assert!(index("3")?.contains("weight_map is missing or not an object"));
@@ -159,7 +164,7 @@ fn the_list_of_shards_is_checked_against_the_shards() -> Result {
     files.insert(INDEX.into(), index(&rows[1..]));
     let dropped = names[0].split('"').nth(1).ok_or("no name")?;
     let warning = format!("a.safetensors: tensor {dropped} is not listed in {INDEX}");
-    assert_eq!(checkpoint::load(&files)?.warnings, [warning.clone()]);
+    assert_eq!(checkpoint::load(&files)?.warnings, std::slice::from_ref(&warning));
     assert_eq!(checkpoint::inspect(&files)?.warnings, [warning]);
     let wrong = names[0].replace("a.safetensors", "b.safetensors");
     rows[0] = &wrong;
@@ -218,10 +223,25 @@ fn every_field_of_the_configuration_is_checked() -> Result {
         ("\"hidden_size\": 8,", "", "hidden_size is missing"),
         ("\"head_dim\": 4", "\"head_dim\": NaN", "head_dim is NaN"),
         ("\"state_size\": 3", "\"state_size\": -3", "state_size is -3"),
-        ("\"n_groups\": 2", "\"n_groups\": 3", "nheads = 4 is not a multiple of ngroups = 3"),
+        (
+            "\"n_groups\": 2",
+            "\"n_groups\": 3",
+            "config.json: num_heads = 4 is not a multiple of n_groups = 3\n  help: choose n_groups so that num_heads is",
+        ),
         ("\"expand\": 2", "\"expand\": 3", "expand is 3, but num_heads * head_dim = 16 and hidden_size = 8"),
         ("\"layer_norm_epsilon\": 0.00001", "\"layer_norm_epsilon\": NaN", "layer_norm_epsilon is NaN"),
-        ("\"layer_norm_epsilon\": 0.00001", "\"layer_norm_epsilon\": -1", "eps is -1"),
+        (
+            "\"layer_norm_epsilon\": 0.00001",
+            "\"layer_norm_epsilon\": -1",
+            "config.json: layer_norm_epsilon is -1.0\n  help: layer_norm_epsilon is",
+        ),
+        ("\"expand\": 2", "\"expand\": 1e300", "expand is 1e+300, but"),
+        ("\"state_size\": 3", "\"state_size\": 2000000000", "config.json: state_size = 2000000000 is too large"),
+        ("\"conv_kernel\": 4", "\"conv_kernel\": 65", "config.json: conv_kernel is 65\n"),
+        ("\"hidden_size\": 8", "\"hidden_size\": 8, \"hidden_size\": 16", "config.json: hidden_size stands in one object twice"),
+        ("\"time_step_limit\": [", "\"time_step_limit\": [-1, NaN], \"x\": [", "time_step_limit is [-1,NaN]\n"),
+        ("\"time_step_limit\": [", "\"time_step_limit\": [Infinity, Infinity], \"x\": [", "time_step_limit is [Infinity,Infinity]\n"),
+        ("\"time_step_limit\": [", "\"time_step_limit\": [0, \"Infinity\"], \"x\": [", "loaded"),
         ("\"use_bias\": false", "\"use_bias\": 0", "use_bias is 0\n  help: use_bias is true or false"),
         ("\"__float__\": \"Infinity\"", "\"__float__\": \"NaN\"", "time_step_limit is"),
         ("\"vocab_size\": 11", "\"vocab_size\": 99999999999", "vocab_size is 99999999999"),

@@ -4,6 +4,7 @@
 
 use super::{CONFIG_FILE, CheckpointError};
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes};
+use crate::error::ConfigErrors;
 use crate::json;
 use serde_json::{Value, json};
 
@@ -16,6 +17,9 @@ pub(super) fn parse(bytes: &[u8], has_head: impl FnOnce() -> bool) -> Result<LmC
     let value = json::parse(&text).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
     let fields = Fields(&value);
     fields.check_model()?;
+    if let Some(key) = json::twice(&text) {
+        return Err(bad(&key, "stands in one object twice", "keep one of them"));
+    }
     let d_model = fields.size("hidden_size")?;
     let (nheads, headdim) = (fields.size("num_heads")?, fields.size("head_dim")?);
     let eps = fields.number("layer_norm_epsilon", 1e-5)?;
@@ -39,8 +43,42 @@ pub(super) fn parse(bytes: &[u8], has_head: impl FnOnce() -> bool) -> Result<LmC
         norm_eps: eps,
         tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or_else(|| !has_head()),
     };
-    config.sizes()?;
+    config.sizes().map_err(|errors| field_error(errors, WORDS))?;
     Ok(config)
+}
+
+/// The file's words for our settings and sizes.
+const WORDS: &[(&str, &str)] = &[
+    ("d_model", "hidden_size"),
+    ("d_state", "state_size"),
+    ("d_conv", "conv_kernel"),
+    ("headdim", "head_dim"),
+    ("nheads", "num_heads"),
+    ("ngroups", "n_groups"),
+    ("eps", "layer_norm_epsilon"),
+    ("norm_eps", "layer_norm_epsilon"),
+    ("dt_limit", "time_step_limit"),
+    ("n_layer", "num_hidden_layers"),
+];
+
+/// The first inconsistency in the words of the file; the others mostly follow from it.
+pub(super) fn field_error(errors: ConfigErrors, words: &[(&str, &str)]) -> CheckpointError {
+    let Some(error) = errors.0.first() else { return CheckpointError::Config(errors) };
+    let text = error.to_string();
+    let text = in_words(text.strip_prefix("config: ").unwrap_or(&text), words);
+    let (field, problem) = text.split_once(' ').unwrap_or((&text, ""));
+    bad(field, problem, in_words(&error.help(), words))
+}
+
+/// The text with each name of ours that is a whole word replaced.
+fn in_words(text: &str, words: &[(&str, &str)]) -> String {
+    let is_apart = |c: char| !(c.is_alphanumeric() || c == '_');
+    let theirs = |part: &str| {
+        let name = part.trim_end_matches(is_apart);
+        let word = words.iter().find(|(ours, _)| *ours == name).map_or(name, |(_, word)| word);
+        format!("{word}{}", &part[name.len()..])
+    };
+    text.split_inclusive(is_apart).map(theirs).collect()
 }
 
 /// The file that says `config`, in the order in which transformers lists the fields.
@@ -127,9 +165,10 @@ impl Fields<'_> {
 
     fn dt_limit(&self) -> Result<[f32; 2], CheckpointError> {
         let Some(value) = self.get("time_step_limit") else { return Ok([0.0, f32::MAX]) };
-        let limit = json::dt_limit(value).filter(|[lo, hi]| lo <= hi);
+        let limit = json::dt_limit(value).filter(|[lo, hi]| lo.is_finite() && *lo >= 0.0 && lo <= hi);
         limit.ok_or_else(|| {
-            bad("time_step_limit", format!("is {}", short(value)), "two numbers, the lower first; the second may be infinity")
+            let help = "two numbers that are not negative, the lower first; the second may be Infinity";
+            bad("time_step_limit", format!("is {}", short(value)), help)
         })
     }
 
@@ -141,7 +180,10 @@ impl Fields<'_> {
         if (expand * model).floor() == inner {
             return Ok(inner / model);
         }
-        let problem = format!("is {expand}, but num_heads * head_dim = {d_inner} and hidden_size = {d_model}");
+        let problem = format!(
+            "is {}, but num_heads * head_dim = {d_inner} and hidden_size = {d_model}",
+            self.get("expand").map_or_else(String::new, short)
+        );
         Err(bad("expand", problem, "expand * hidden_size has to equal num_heads * head_dim"))
     }
 }
@@ -156,9 +198,6 @@ fn bad(field: &str, problem: impl Into<String>, help: impl Into<String>) -> Chec
 
 /// A value as the file has it, cut so that a message stays a line. Numbers that JSON lacks read as words.
 fn short(value: &Value) -> String {
-    let text = match (value, json::number(value)) {
-        (Value::Object(_), Some(number)) => number.to_string(),
-        _ => value.to_string(),
-    };
+    let text = json::with_words(&value.to_string());
     if text.chars().count() > 60 { text.chars().take(57).chain("...".chars()).collect() } else { text }
 }

@@ -138,13 +138,16 @@ fn parse_index(bytes: &[u8]) -> Result<IndexMap<String, String>, CheckpointError
     let bad = |problem: &str| CheckpointError::Index { problem: problem.to_owned() };
     let map =
         value.get("weight_map").and_then(serde_json::Value::as_object).ok_or_else(|| bad("weight_map is missing or not an object"))?;
+    if let Some(key) = json::twice(&text) {
+        return Err(bad(&format!("{key} stands in one object twice")));
+    }
     if map.is_empty() {
         return Err(bad("weight_map is empty"));
     }
     let entry = |(tensor, shard): (&String, &serde_json::Value)| {
         let shard = shard.as_str().ok_or_else(|| bad(&format!("the shard of {tensor} is {shard}, not a name")))?;
         // A name with a directory in it could lead the caller out of the checkpoint's directory.
-        if shard.is_empty() || shard.contains(['/', '\\']) || shard == ".." {
+        if shard.is_empty() || shard.contains(|c: char| c.is_control() || c == '/' || c == '\\') || shard == "." || shard == ".." {
             return Err(bad(&format!("the shard of {tensor} is {shard:?}, not the name of a file beside it")));
         }
         Ok((tensor.clone(), shard.to_owned()))
