@@ -182,3 +182,29 @@ fn conv(len: usize, n_taps: usize, channels: usize) -> Result<(String, Graph), B
 fn convolutions_of_packed_sequences() -> Outcome {
     check_all([(1, 4, 8), (2, 4, 5), (3, 6, 4), (9, 4, 12), (40, 3, 7), (1, 2, 3)].map(|(len, taps, channels)| conv(len, taps, channels)))
 }
+
+/// More results than a kernel can bind: of one reduction, one product, one scan, and side by side.
+fn crowd(what: &str) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("crowd");
+    let x = g.input_dynamic("x", DType::F32, [3, 12, 6], &[0, 1]);
+    let hub = match what {
+        "reduction" => x.sum([2], true),
+        "product" => x.matmul(g.param("w", DType::F32, [5, 6]), false, true),
+        "scan" => {
+            let v = x.reshape([3, 12, 6, 1, 1]);
+            let k = x.slice_axis(2, 0, 4).reshape([3, 12, 1, 1, 4]);
+            (-(x * x)).scan(v, k, k, None, None, 0usize).0
+        }
+        _ => x,
+    };
+    for i in 0..11 {
+        let other = g.input_dynamic(&format!("x{i}"), DType::F32, hub.shape(), &[0, 1]);
+        g.output(&format!("y{i}"), (hub * f64::from(i + 1)).tanh() + other);
+    }
+    Ok((format!("crowd around a {what}"), g.finish()?))
+}
+
+#[test]
+fn more_results_than_bindings() -> Outcome {
+    check_all(["reduction", "product", "scan", "body"].map(crowd))
+}

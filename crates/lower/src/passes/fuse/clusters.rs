@@ -22,6 +22,8 @@ pub struct Cluster {
     pub computes: Vec<ValueId>,
     /// Nodes that could be left out if it binds too much, the last to join first.
     pub droppable: Vec<NodeId>,
+    /// How many of those, the first ones, are its epilogue; the others are bodies of their own.
+    pub n_epilogue: usize,
 }
 
 /// What a cluster is built around.
@@ -115,8 +117,9 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
         }
         Class::Elementwise | Class::Movement | Class::Index | Class::Conv => return None,
     };
-    let droppable = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
-    Some(Cluster { kind, in_place: Vec::new(), computes: anchor.epilogue.clone(), droppable })
+    let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
+    let n_epilogue = droppable.len();
+    Some(Cluster { kind, in_place: Vec::new(), computes: anchor.epilogue.clone(), droppable, n_epilogue })
 }
 
 /// A body for each stored value that no anchor computes; bodies join clusters that they do not have to wait for.
@@ -147,7 +150,7 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
         }
         read.push(loads(fuser, &[value]));
         let kind = ClusterKind::Elementwise(vec![Body { outputs: vec![value] }]);
-        clusters.push((group, Cluster { kind, in_place: Vec::new(), computes: vec![value], droppable: Vec::new() }));
+        clusters.push((group, Cluster { kind, in_place: Vec::new(), computes: vec![value], droppable: Vec::new(), n_epilogue: 0 }));
     }
 }
 
@@ -404,18 +407,19 @@ pub fn shrink(
         let label = format!("%{} {}", numbering.of(value), graph.def(value).mnemonic());
         forbidden.reasons.push(format!("{label}: its kernel would bind {bound} buffers where {} has {limit}", target.name));
     };
-    if let Some(&node) = cluster.droppable.last() {
-        let value = graph.node(node).results.iter().copied().find(|value| cluster.computes.contains(value));
-        let is_body = matches!(cluster.kind, ClusterKind::Elementwise(_)) || value.is_some_and(|value| is_extra(cluster, value));
-        if let Some(value) = value {
-            note(value);
-            if is_body {
-                forbidden.merge.insert(value);
-            } else {
-                forbidden.epilogue.insert(node);
-            }
-            return true;
+    // Where much is over, much is left out at once; a few attempts have to do.
+    let n_over = (bound.saturating_sub(limit as usize) / 2).max(1);
+    for (place, &node) in cluster.droppable.iter().enumerate().rev().take(n_over) {
+        let Some(value) = graph.node(node).results.iter().copied().find(|value| cluster.computes.contains(value)) else { continue };
+        note(value);
+        if place < cluster.n_epilogue {
+            forbidden.epilogue.insert(node);
+        } else {
+            forbidden.merge.insert(value);
         }
+    }
+    if !cluster.droppable.is_empty() {
+        return true;
     }
     // The inline value with most loads behind it is stored instead.
     let roots = cluster.roots();
@@ -433,14 +437,6 @@ pub fn shrink(
     note(value);
     forbidden.inline.insert(value);
     true
-}
-
-fn is_extra(cluster: &Cluster, value: ValueId) -> bool {
-    match &cluster.kind {
-        ClusterKind::Scan(scan) => scan.extra.iter().any(|body| body.outputs.contains(&value)),
-        ClusterKind::Rows(rows) => rows.outputs.last() == Some(&value) && cluster.computes.last() == Some(&value) && rows.outputs.len() > 1,
-        ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
-    }
 }
 
 /// Values computed inline in a cluster, in the order of a walk from its roots.
