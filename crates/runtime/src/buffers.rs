@@ -128,12 +128,12 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_whole_words_and_never_zero() {
+    fn sizes_are_whole_vectors_and_never_zero() {
         let ty = |dtype, n: usize| TensorType::new(dtype, [n]);
-        assert_eq!(padded_bytes(&ty(DType::F16, 3)), 8);
-        assert_eq!(padded_bytes(&ty(DType::F32, 0)), 4);
+        assert_eq!(padded_bytes(&ty(DType::F16, 3)), 16);
+        assert_eq!(padded_bytes(&ty(DType::F32, 0)), 16);
         assert_eq!(copied_bytes(&ty(DType::F32, 0)), 0);
-        assert_eq!(padded_bytes(&ty(DType::Bool, 3)), 12);
+        assert_eq!(padded_bytes(&ty(DType::Bool, 5)), 32);
         assert_eq!(decode(&ty(DType::F32, 2), &[0; 7]), None);
     }
 }
