@@ -6,6 +6,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 pub mod blocking;
 mod program;
+mod rows;
 mod session;
 
 pub use program::{LoadOptions, Pending, Program};

@@ -1,5 +1,6 @@
 //! A graph that is ready to run, and its runs.
 
+use super::rows::RowChecks;
 use super::{Engine, Params, Session};
 use crate::error::Error;
 use indexmap::IndexMap;
@@ -34,7 +35,7 @@ pub struct Program(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Gpu(Executable),
+    Gpu { executable: Executable, rows: Arc<RowChecks> },
     Cpu { graph: Arc<Graph>, interpreter: Arc<Interpreter<'static>>, params: Arc<Tensors> },
 }
 
@@ -54,7 +55,8 @@ pub(super) async fn load(engine: &Engine, graph: &Graph, params: &Params, option
     Ok(Program(match (engine.device(), params) {
         (Some(device), Params::Gpu(weights)) => {
             let plan = engine.plan(graph, &compile, dump.unwrap_or(&mut NoDump))?;
-            Kind::Gpu(Executable::build(device, Arc::new(plan), weights, &BuildOptions { progress }).await?)
+            let executable = Executable::build(device, Arc::new(plan), weights, &BuildOptions { progress }).await?;
+            Kind::Gpu { executable, rows: Arc::new(RowChecks::of(graph)) }
         }
         (None, Params::Cpu(params)) => {
             check_params(graph, params)?;
@@ -85,7 +87,7 @@ impl Program {
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
         match &self.0 {
-            Kind::Gpu(executable) => Some(executable.plan()),
+            Kind::Gpu { executable, .. } => Some(executable.plan()),
             Kind::Cpu { .. } => None,
         }
     }
@@ -94,7 +96,7 @@ impl Program {
     #[must_use]
     pub const fn executable(&self) -> Option<&Executable> {
         match &self.0 {
-            Kind::Gpu(executable) => Some(executable),
+            Kind::Gpu { executable, .. } => Some(executable),
             Kind::Cpu { .. } => None,
         }
     }
@@ -103,7 +105,7 @@ impl Program {
     #[must_use]
     pub fn inputs(&self) -> Vec<(String, TensorType)> {
         match &self.0 {
-            Kind::Gpu(executable) => executable.inputs().map(owned).collect(),
+            Kind::Gpu { executable, .. } => executable.inputs().map(owned).collect(),
             Kind::Cpu { graph, .. } => graph.inputs().map(|(name, value)| owned((name, graph.ty(value)))).collect(),
         }
     }
@@ -112,7 +114,7 @@ impl Program {
     #[must_use]
     pub fn states(&self) -> Vec<(String, TensorType)> {
         match &self.0 {
-            Kind::Gpu(executable) => executable.states().map(owned).collect(),
+            Kind::Gpu { executable, .. } => executable.states().map(owned).collect(),
             Kind::Cpu { graph, .. } => graph.states().map(|(name, value)| owned((name, graph.ty(value)))).collect(),
         }
     }
@@ -120,7 +122,8 @@ impl Program {
     /// Runs and waits. `session` holds the updated states afterwards.
     ///
     /// # Errors
-    /// An input that is missing, unknown or of another type; a state of another type; a lost device.
+    /// An input that is missing, unknown or of another type, or that asks a `gather` for a row that its table does not have; a
+    /// state of another type; a lost device.
     pub async fn run(&self, session: &mut Session, inputs: &[(&str, &TensorData)]) -> Result<RunOutput, Error> {
         self.submit(session, inputs)?.wait().await
     }
@@ -132,12 +135,15 @@ impl Program {
     /// As for [`run`](Self::run), and a third run in flight.
     pub fn submit(&self, session: &mut Session, inputs: &[(&str, &TensorData)]) -> Result<Pending, Error> {
         match (&self.0, session) {
-            (Kind::Gpu(executable), Session::Gpu(session)) => Ok(Pending(Flying::Gpu(Box::new(executable.submit(session, inputs)?)))),
+            (Kind::Gpu { executable, rows }, Session::Gpu(session)) => {
+                rows.check(inputs)?;
+                Ok(Pending(Flying::Gpu(Box::new(executable.submit(session, inputs)?))))
+            }
             (Kind::Cpu { interpreter, params, .. }, Session::Cpu(states)) => {
                 let outputs = interpreter.run(&named(inputs)?, params, states)?;
                 Ok(Pending(Flying::Done(RunOutput { outputs, counters: Counters::default(), gpu_ns: None })))
             }
-            (Kind::Gpu(_), Session::Cpu(_)) | (Kind::Cpu { .. }, Session::Gpu(_)) => Err(Error::OtherExecutor { what: "session" }),
+            (Kind::Gpu { .. }, Session::Cpu(_)) | (Kind::Cpu { .. }, Session::Gpu(_)) => Err(Error::OtherExecutor { what: "session" }),
         }
     }
 }

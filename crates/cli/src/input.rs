@@ -18,13 +18,13 @@ const MAX_TEXT_BYTES: u64 = 256 << 20;
 /// The one graph of a file.
 pub(crate) fn graph(args: &GraphArgs) -> Result<Graph> {
     let (name, text) = read(&args.file)?;
-    text::parse_one(&text).map_err(|error| Failure::parse(&name, &text, &error).into())
+    text::parse_one(&text).map_err(|error| Failure::parse(&name, &error).into())
 }
 
 /// All graphs of a file.
 pub(crate) fn graphs(args: &GraphArgs) -> Result<Vec<Graph>> {
     let (name, text) = read(&args.file)?;
-    text::parse(&text).map_err(|error| Failure::parse(&name, &text, &error).into())
+    text::parse(&text).map_err(|error| Failure::parse(&name, &error).into())
 }
 
 fn read(path: &Path) -> Result<(String, String)> {
@@ -88,7 +88,7 @@ impl Data {
     }
 }
 
-/// A tensor of a file, which holds f32 and i32, in the type of the graph.
+/// A tensor of a file, floats of which are f32, in the type of the graph.
 fn converted(tensor: TensorData, ty: &TensorType) -> Result<TensorData, String> {
     let found = tensor.ty();
     let mismatch = || format!("{found} in the file, {ty} in the graph");
@@ -99,6 +99,11 @@ fn converted(tensor: TensorData, ty: &TensorType) -> Result<TensorData, String> 
         (Elements::F32(v), DType::F16) => Elements::F16(v.into_iter().map(f16::from_f32).collect()),
         (Elements::F32(v), DType::Bf16) => Elements::Bf16(v.into_iter().map(bf16::from_f32).collect()),
         (Elements::I32(v), DType::Bool) => Elements::Bool(v.into_iter().map(|x| x != 0).collect()),
+        (Elements::U32(v), DType::Bool) => Elements::Bool(v.into_iter().map(|x| x != 0).collect()),
+        (Elements::U32(v), DType::I32) => {
+            let words = v.into_iter().map(|x| i32::try_from(x).map_err(|_| format!("{x} is too large, {ty} in the graph")));
+            Elements::I32(words.collect::<Result<_, _>>()?)
+        }
         (Elements::I32(v), DType::U32) => {
             let words = v.into_iter().map(|x| u32::try_from(x).map_err(|_| format!("{x} is negative, {ty} in the graph")));
             Elements::U32(words.collect::<Result<_, _>>()?)

@@ -1,6 +1,6 @@
 //! Errors as reports: what, where, and how to fix it.
 
-use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode, SourceSpan};
+use miette::{Diagnostic, LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 use monopass::ir::error::ParseError;
 use std::error::Error;
 use std::fmt::Display;
@@ -17,10 +17,24 @@ pub(crate) struct Failure {
     place: Option<Box<Place>>,
 }
 
+/// A part of a line of a file, short enough to be drawn.
 #[derive(Debug)]
 struct Place {
-    source: NamedSource<String>,
+    file: String,
+    /// From 1.
+    line: usize,
+    /// From 1.
+    column: usize,
+    text: String,
     label: LabeledSpan,
+}
+
+impl SourceCode for Place {
+    fn read_span<'a>(&'a self, _: &SourceSpan, _: usize, _: usize) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+        let all = SourceSpan::new(0.into(), self.text.len());
+        let (line, column) = (self.line.saturating_sub(1), self.column.saturating_sub(1));
+        Ok(Box::new(MietteSpanContents::new_named(self.file.clone(), self.text.as_bytes(), all, line, column, 1)))
+    }
 }
 
 impl Failure {
@@ -48,20 +62,17 @@ impl Failure {
         Self { message, help, cause, place: None }
     }
 
-    /// A mistake in a text, drawn at its place.
-    pub(crate) fn parse(name: &str, text: &str, error: &ParseError) -> Self {
-        let line_start: usize = text.split_inclusive('\n').take(error.line.saturating_sub(1)).map(str::len).sum();
-        let line = text.get(line_start..).unwrap_or_default();
-        let offset = line.char_indices().nth(error.column.saturating_sub(1)).map_or(line.trim_end_matches('\n').len(), |(at, _)| at);
-        let span = SourceSpan::new((line_start + offset).min(text.len()).into(), 0);
+    /// A mistake in a text, drawn at its place: the error's part of the line alone, as columns of a drawing are counted
+    /// in 16 bits.
+    pub(crate) fn parse(file: &str, error: &ParseError) -> Self {
+        let ParseError { message, line, column, text, caret, help } = error;
+        let offset = text.char_indices().nth(caret.chars().count().saturating_sub(1)).map_or(text.len(), |(at, _)| at);
+        let label = LabeledSpan::new_primary_with_span(Some("here".to_owned()), SourceSpan::new(offset.into(), 0));
         Self {
-            message: format!("{}\n  at line {}, column {} of {name}", error.message, error.line, error.column),
-            help: error.help.clone(),
+            message: format!("{message}\n  at line {line}, column {column} of {file}"),
+            help: help.clone(),
             cause: None,
-            place: Some(Box::new(Place {
-                source: NamedSource::new(name, text.to_owned()),
-                label: LabeledSpan::new_primary_with_span(Some("here".to_owned()), span),
-            })),
+            place: Some(Box::new(Place { file: file.to_owned(), line: *line, column: *column, text: text.clone(), label })),
         }
     }
 }
@@ -72,7 +83,7 @@ impl Diagnostic for Failure {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.place.as_ref().map(|place| &place.source as &dyn SourceCode)
+        self.place.as_ref().map(|place| place.as_ref() as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {

@@ -106,6 +106,14 @@ fn run_without_a_card_uses_the_interpreter_and_says_so() -> Outcome {
 }
 
 #[test]
+fn integers_are_printed_exactly() -> Outcome {
+    let graph = "ir 1\ngraph @g {\n  %0 = const 16777217 : i32[2]\n  %1 = const 1 : bool[]\n  output \"y\" = %0\n  output \"z\" = %1\n}\n";
+    let ran = run_on(graph, &["interp", "-"])?;
+    assert_eq!(ran.stdout, "output \"y\" i32[2]: 16777217, 16777217\noutput \"z\" bool[]: true\n");
+    Ok(())
+}
+
+#[test]
 fn dumps_go_to_a_directory() -> Outcome {
     let dir = scratch("dump")?;
     let file = project("tests/cases/proj_act.ir");
@@ -246,6 +254,8 @@ fn bad_graphs_are_one_clear_error() -> Outcome {
     bad(&DOUBLE.replace("add", "addd"), "verify", "addd")?;
     bad(&DOUBLE.replace("%0, %0 :", "%0, %0 {axis = 1} :"), "verify", "axis")?;
     bad(&DOUBLE.replace("f32[3] @", "f32[4] @"), "verify", "at line 4")?;
+    bad(&format!("ir 1\ngraph @g {{ {} oops }}", " ".repeat(70_000)), "verify", "at line 2, column 70012")?;
+    bad(&DOUBLE.replace("add %0, %0 : f32[3]", "const 7 : bool[]"), "verify", "a bool is 0 or 1")?;
     bad("", "plan", "expected ir")?;
     bad("ir 1\n", "plan", "one graph is wanted, the text has 0")?;
     let large = DOUBLE.replace("f32[3]", "f32[2147483648]");

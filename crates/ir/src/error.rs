@@ -96,7 +96,7 @@ pub struct ParseError {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// The line itself.
+    /// The line itself; of a long one the surroundings of the place.
     pub text: String,
     /// Spaces and a caret under the place.
     pub caret: String,

@@ -63,6 +63,8 @@ struct Verifier<'g> {
     errors: Vec<VerifyError>,
 }
 
+const FINITE: &str = "use the largest finite number instead of infinity";
+
 impl<'g> Verifier<'g> {
     fn error(&mut self, site: OpSite, message: impl Into<String>, help: impl Into<Option<&'static str>>) {
         self.errors.push(VerifyError { message: message.into(), site: Box::new(site), help: help.into().map(str::to_owned) });
@@ -171,15 +173,19 @@ impl<'g> Verifier<'g> {
 
     fn constant(&mut self, node: &Node, number: f64) {
         let dtype = node.results.first().and_then(|&value| self.graph.get_value(value)).map_or(DType::F32, |value| value.ty.dtype);
+        let is_whole_in = |lo: f64, hi: f64| number.fract() == 0.0 && (lo..=hi).contains(&number);
         #[expect(clippy::cast_possible_truncation, reason = "whether it overflows is the question")]
-        let is_finite = match dtype {
-            DType::F32 => (number as f32).is_finite(),
-            DType::F16 => f16::from_f64(number).is_finite(),
-            DType::Bf16 => bf16::from_f64(number).is_finite(),
-            DType::I32 | DType::U32 | DType::Bool => number.is_finite(),
+        let (is_known, help) = match dtype {
+            DType::F32 => ((number as f32).is_finite(), FINITE),
+            DType::F16 => (f16::from_f64(number).is_finite(), FINITE),
+            DType::Bf16 => (bf16::from_f64(number).is_finite(), FINITE),
+            DType::I32 => (is_whole_in(i32::MIN.into(), i32::MAX.into()), "an i32 is a whole number from -2147483648 to 2147483647"),
+            DType::U32 => (is_whole_in(0.0, u32::MAX.into()), "a u32 is a whole number from 0 to 4294967295"),
+            DType::Bool => (is_whole_in(0.0, 1.0), "a bool is 0 or 1"),
         };
-        if !is_finite {
-            self.at(node, format!("{number:?} is not a finite {dtype}"), "use the largest finite number instead of infinity");
+        if !is_known {
+            let is_not = if dtype.is_float() { "not a finite" } else { "no value of" };
+            self.at(node, format!("{number:?} is {is_not} {dtype}"), help);
         }
     }
 

@@ -151,7 +151,10 @@ fn constants_keep_their_bits() {
     for number in [0.1, -0.0, 5e-324, f64::from(f32::MAX), f64::from(f32::MIN_POSITIVE), 1.0 / 3.0, 1e23, 123_456_789.0] {
         let builder = GraphBuilder::new("g");
         builder.output("y", builder.constant(number, DType::F32, [2]));
-        builder.output("i", builder.constant(number, DType::I32, []));
+        // Integers are printed without a point.
+        if number.fract() == 0.0 && number.abs() < 1e9 {
+            builder.output("i", builder.constant(number, DType::I32, []));
+        }
         let graph = text::parse_one(&text::print(&builder.finish().unwrap())).unwrap();
         for (_, node) in graph.nodes() {
             assert!(matches!(node.kind, NodeKind::Const(read) if read.to_bits() == number.to_bits()), "{number:?}");

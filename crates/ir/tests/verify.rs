@@ -120,9 +120,9 @@ fn numbers() {
         let op = Op::Clamp { lo: 0.0, hi: f64::INFINITY };
         graph.push_unchecked(NodeKind::Op(op), vec![Some(x)], vec![f32s(&[3, 5])], Arc::from(""));
     }), @r#"
-    const: NaN is not a finite i32
+    const: NaN is no value of i32
       at %1
-      help: use the largest finite number instead of infinity
+      help: an i32 is a whole number from -2147483648 to 2147483647
     const: 70000.0 is not a finite f16
       at %2
       help: use the largest finite number instead of infinity

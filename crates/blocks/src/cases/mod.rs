@@ -15,13 +15,16 @@ pub use run::{Tensors, read_tensors};
 use crate::checkpoint::CheckpointError;
 use crate::error::ConfigErrors;
 use crate::json;
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use monopass_ir::TensorData;
 use monopass_ir::error::BuildErrors;
 use serde_json::Value;
 
 /// Name of the list of cases.
 pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// What a manifest says of its own form.
+const FORMAT: &str = "ssm-oracle/1";
 
 /// The cases of a directory.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +46,9 @@ pub struct Case {
     pub files: Vec<String>,
     /// Options and sizes.
     pub config: Value,
-    /// What is expected of each tensor, by name with prefix.
+    /// Shapes of the tensors in the file that the manifest states, by name with prefix.
+    pub shapes: IndexMap<String, Vec<usize>>,
+    /// What is expected of each tensor, by name with prefix; at least one `out.…`.
     pub expect: IndexMap<String, Expect>,
 }
 
@@ -73,7 +78,7 @@ impl Verdict {
     /// Whether the tensor is as it should be.
     #[must_use]
     pub fn passes(&self) -> bool {
-        self.error <= self.atol
+        self.problem.is_none() && self.error <= self.atol
     }
 }
 
@@ -103,6 +108,20 @@ pub enum CaseError {
         tensor: String,
         /// The case's kind.
         kind: String,
+    },
+    /// The file is not the one that the manifest describes.
+    #[error(
+        "case {id}: tensor {tensor} is {found}, and {MANIFEST_FILE} states {stated:?}\n  help: file and manifest are of different sets"
+    )]
+    OtherShape {
+        /// The case.
+        id: String,
+        /// Name with prefix.
+        tensor: String,
+        /// What the file has.
+        found: String,
+        /// Shape by the manifest.
+        stated: Vec<usize>,
     },
     /// A field of the case's configuration is missing or of another type. The manifest's fault.
     #[error("case {id}: config {field} is {found}\n  help: {expects} is expected")]
@@ -143,13 +162,22 @@ impl Manifest {
     /// The cases that `text` lists.
     ///
     /// # Errors
-    /// [`CaseError::Manifest`] if it is not a list of cases.
+    /// [`CaseError::Manifest`] if it is not a list of cases of a known form, or if two have the same id, or if one expects
+    /// nothing or names a file that is not below the manifest's directory.
     pub fn parse(text: &str) -> Result<Self, CaseError> {
         let bad = |problem: String| CaseError::Manifest { problem };
         let value = json::parse(text).map_err(|error| bad(format!("not valid JSON: {error}")))?;
+        if let Some(format) = value.get("format").filter(|format| **format != FORMAT) {
+            return Err(bad(format!("the format is {format}, and {FORMAT:?} is known")));
+        }
         let cases = value.get("cases").and_then(Value::as_array).ok_or_else(|| bad("no list called cases".to_owned()))?;
         let cases = cases.iter().enumerate().map(|(i, case)| Case::from_json(case).map_err(|problem| bad(format!("case {i}: {problem}"))));
-        Ok(Self { cases: cases.collect::<Result<_, _>>()? })
+        let cases: Vec<Case> = cases.collect::<Result<_, _>>()?;
+        let mut ids = IndexSet::new();
+        if let Some(case) = cases.iter().find(|case| !ids.insert(case.id.as_str())) {
+            return Err(bad(format!("two cases have the id {:?}", case.id)));
+        }
+        Ok(Self { cases })
     }
 }
 
@@ -160,16 +188,44 @@ impl Case {
         let expect = case.get("expect").and_then(Value::as_object).ok_or("expect is not an object")?;
         let entry = |(name, entry): (&String, &Value)| {
             let atol = entry.get("atol").and_then(Value::as_f64).ok_or_else(|| format!("{name} has no atol"))?;
-            let is_angle = entry.get("compare").is_some_and(|compare| compare == "angle");
+            let is_angle = match entry.get("compare").map(Value::as_str) {
+                None | Some(Some("value")) => false,
+                Some(Some("angle")) => true,
+                Some(_) => return Err(format!("{name} has a compare that is neither \"value\" nor \"angle\"")),
+            };
             Ok::<_, String>((name.clone(), Expect { atol, is_angle }))
         };
+        if !expect.keys().any(|name| name.starts_with("out.")) {
+            return Err("expect has no tensor out.…, so nothing would be compared".to_owned());
+        }
+        let shape = |(name, shape): (&String, &Value)| {
+            let sizes = shape.as_array().and_then(|sizes| sizes.iter().map(json::count).collect::<Option<Vec<usize>>>());
+            Ok::<_, String>((name.clone(), sizes.ok_or_else(|| format!("the shape of {name} is {shape}, not a list of sizes"))?))
+        };
+        let shapes = case.get("shapes").and_then(Value::as_object).into_iter().flatten();
+        let inside =
+            |file: String| if is_inside(&file) { Ok(file) } else { Err(format!("file {file:?} is not below the manifest's directory")) };
+        let files = list("files").iter().filter_map(Value::as_str).map(|file| inside(file.to_owned())).collect::<Result<_, _>>()?;
         Ok(Self {
             id: word("id")?,
             kind: word("kind")?,
-            file: word("file")?,
-            files: list("files").iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            file: inside(word("file")?)?,
+            files,
+            shapes: shapes.map(shape).collect::<Result<_, _>>()?,
             config: case.get("config").cloned().unwrap_or(Value::Null),
             expect: expect.iter().map(entry).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Whether the file, which has `tensors`, is the one that the manifest describes.
+    ///
+    /// # Errors
+    /// [`CaseError::OtherShape`] names the first tensor whose shape is stated and another, or which is missing.
+    pub fn check_shapes(&self, tensors: &Tensors) -> Result<(), CaseError> {
+        let other = self.shapes.iter().find(|(name, stated)| tensors.get(*name).map(TensorData::shape) != Some(stated.as_slice()));
+        other.map_or(Ok(()), |(name, stated)| {
+            let found = tensors.get(name).map_or_else(|| "missing".to_owned(), |tensor| format!("{:?}", tensor.shape()));
+            Err(CaseError::OtherShape { id: self.id.clone(), tensor: name.clone(), found, stated: stated.clone() })
         })
     }
 
@@ -179,6 +235,11 @@ impl Case {
         let outputs = self.expect.iter().filter_map(|(name, expect)| Some((name, name.strip_prefix("out.")?, expect)));
         outputs.map(|(name, short, expect)| verdict(name, *expect, given.get(short), wanted.get(name))).collect()
     }
+}
+
+/// Whether a path cannot lead out of the directory that it is relative to, on any system.
+fn is_inside(file: &str) -> bool {
+    !file.is_empty() && !file.contains(['\\', ':', '\0']) && file.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
 fn verdict(name: &str, expect: Expect, given: Option<&TensorData>, wanted: Option<&TensorData>) -> Verdict {
@@ -191,6 +252,9 @@ fn verdict(name: &str, expect: Expect, given: Option<&TensorData>, wanted: Optio
     let (given, wanted) = (given.to_f32_vec(), wanted.to_f32_vec());
     if let Some(at) = given.iter().position(|value| !value.is_finite()) {
         return fail(format!("element {at} is {}", given[at]));
+    }
+    if let Some(at) = wanted.iter().position(|value| !value.is_finite()) {
+        return fail(format!("element {at} is {} in the case's file, where every element has to be finite", wanted[at]));
     }
     let difference = |(&a, &b): (&f32, &f32)| {
         let difference = (f64::from(a) - f64::from(b)).abs();
@@ -219,6 +283,8 @@ mod tests {
         assert!(judged(plain, &[1.0, 2.05], &[1.0, 2.0]).passes());
         assert!(!judged(plain, &[1.0, 2.2], &[1.0, 2.0]).passes());
         assert_eq!(judged(plain, &[f32::NAN], &[0.0]).problem.as_deref(), Some("element 0 is NaN"));
+        assert!(!judged(plain, &[0.0], &[f32::NAN]).passes());
+        assert!(!judged(Expect { atol: f64::INFINITY, is_angle: false }, &[f32::NAN], &[f32::NAN]).passes());
         assert_eq!(judged(plain, &[1.0], &[1.0, 2.0]).problem.as_deref(), Some("has shape [1], not [2]"));
         assert!(!verdict("out.y", plain, None, tensors("out.y", &[1.0]).get("out.y")).passes());
         assert!(judged(plain, &[], &[]).passes());
@@ -240,5 +306,25 @@ mod tests {
         assert!(
             message(r#"{"cases": [{"id": "a", "kind": "linear", "file": "f", "expect": {"out.y": {}}}]}"#).contains("out.y has no atol")
         );
+        assert!(message(r#"{"format": "other/9", "cases": []}"#).contains("the format is \"other/9\""));
+        let case = |file: &str, expect: &str| format!(r#"{{"id": "a", "kind": "linear", "file": "{file}", "expect": {{{expect}}}}}"#);
+        let (file, expect) = ("f/g", r#""out.y": {"atol": 1}"#);
+        let cases = |cases: &[String]| format!(r#"{{"cases": [{}]}}"#, cases.join(", "));
+        assert!(Manifest::parse(&cases(&[case(file, expect)])).is_ok());
+        assert!(message(&cases(&[case(file, expect), case(file, expect)])).contains("two cases have the id \"a\""));
+        assert!(message(&cases(&[case(file, "")])).contains("nothing would be compared"));
+        assert!(message(&cases(&[case(file, r#""out.y": {"atol": 1, "compare": "x"}"#)])).contains("out.y has a compare"));
+        for outside in ["../f", "/f", "a/../../f", "c:f", ""] {
+            assert!(message(&cases(&[case(outside, expect)])).contains("is not below"), "{outside}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_other_shapes_is_not_the_manifests() {
+        let text = r#"{"cases": [{"id": "a", "kind": "linear", "file": "f", "shapes": {"in.x": [2]}, "expect": {"out.y": {"atol": 1}}}]}"#;
+        let case = Manifest::parse(text).unwrap().cases.remove(0);
+        assert!(case.check_shapes(&tensors("in.x", &[1.0, 2.0])).is_ok());
+        assert!(case.check_shapes(&tensors("in.x", &[1.0])).unwrap_err().to_string().contains("in.x is [1], and"));
+        assert!(case.check_shapes(&Tensors::new()).unwrap_err().to_string().contains("in.x is missing"));
     }
 }

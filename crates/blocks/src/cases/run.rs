@@ -4,19 +4,18 @@ use super::{CaseError, CaseGraphs, CaseStep};
 use crate::checkpoint::tensors::in_file;
 use indexmap::IndexMap;
 use monopass_ir::{DType, Elements, Graph, TensorData, ValueId};
-use safetensors::Dtype;
 use std::ops::Range;
 
 /// Tensors by name.
 pub type Tensors = IndexMap<String, TensorData>;
 
-/// The tensors of a case's file, f32 and i32; `file` is its name for messages.
+/// The tensors of a case's file, floats as f32 and whole numbers as i32, u32 or bool; `file` is its name for messages.
 ///
 /// # Errors
 /// [`CaseError::Tensors`] if it is not a complete file of such tensors.
 pub fn read_tensors(file: &str, bytes: &[u8]) -> Result<Tensors, CaseError> {
     let read = |stored: crate::checkpoint::tensors::Stored<'_>| {
-        let tensor = if stored.dtype == Dtype::I32 { stored.to_i32()? } else { stored.to_f32()? };
+        let tensor = stored.to_any()?;
         Ok((stored.name, tensor))
     };
     in_file(file, bytes)?.into_iter().map(read).collect()

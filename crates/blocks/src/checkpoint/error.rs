@@ -116,6 +116,14 @@ pub enum CheckpointError {
         /// Its element type.
         dtype: String,
     },
+    /// Elements of 64 bits that no element type of ours can hold.
+    #[error("{file}: tensor {name} has elements outside the range of i32 and of u32\n  help: store it as I32 or U32")]
+    Range {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+    },
     /// The configuration has an option that the file layout cannot state. The caller's fault.
     #[error("the layout of Mamba2ForCausalLM cannot state {what}\n  help: {help}")]
     NotExpressible {

@@ -5,7 +5,7 @@ use crate::json;
 use crate::names;
 use half::{bf16, f16};
 use indexmap::{IndexMap, IndexSet};
-use monopass_ir::TensorData;
+use monopass_ir::{Elements, TensorData};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -170,12 +170,29 @@ impl Stored<'_> {
         TensorData::f32(self.shape.clone(), values).map_err(|_| self.type_error())
     }
 
-    /// The elements as i32.
-    pub(crate) fn to_i32(&self) -> Result<TensorData, CheckpointError> {
-        if self.dtype != Dtype::I32 {
-            return Err(self.type_error());
+    /// The elements in the type of ours that holds them: floats as f32, I64 as i32 or u32 if all elements are in its range.
+    pub(crate) fn to_any(&self) -> Result<TensorData, CheckpointError> {
+        let elements = match self.dtype {
+            Dtype::I32 => Elements::I32(self.elements(i32::from_le_bytes)),
+            Dtype::U32 => Elements::U32(self.elements(u32::from_le_bytes)),
+            Dtype::U8 => Elements::U32(self.data.iter().map(|&byte| byte.into()).collect()),
+            Dtype::BOOL => Elements::Bool(self.data.iter().map(|&byte| byte != 0).collect()),
+            Dtype::I64 => self.words()?,
+            _ => return self.to_f32(),
+        };
+        TensorData::new(self.shape.clone(), elements).map_err(|_| self.type_error())
+    }
+
+    fn words(&self) -> Result<Elements, CheckpointError> {
+        let long = self.elements(i64::from_le_bytes);
+        if let Ok(words) = long.iter().map(|&word| i32::try_from(word)).collect() {
+            return Ok(Elements::I32(words));
         }
-        TensorData::i32(self.shape.clone(), self.elements(i32::from_le_bytes)).map_err(|_| self.type_error())
+        long.iter()
+            .map(|&word| u32::try_from(word))
+            .collect::<Result<_, _>>()
+            .map(Elements::U32)
+            .map_err(|_| CheckpointError::Range { name: self.name.clone(), file: self.file.clone() })
     }
 
     fn elements<const N: usize, T>(&self, decode: impl Fn([u8; N]) -> T) -> Vec<T> {

@@ -112,6 +112,7 @@ impl Runner<'_> {
         let path = self.dir.join(&case.file);
         let bytes = std::fs::read(&path).map_err(|error| io_failure(&path, &error))?;
         let tensors = read_tensors(&case.file, &bytes).map_err(|error| Failure::of(&error))?;
+        case.check_shapes(&tensors).map_err(|error| Failure::of(&error))?;
         let (graphs, params) = self.graphs(case, &tensors)?;
         let mut run = CaseRun::new(self, params).map_err(|error| Failure::of(&error))?;
         let given = graphs.run(&tensors, &Tensors::new(), |graph, inputs, _, states| run.step(graph, inputs, states));

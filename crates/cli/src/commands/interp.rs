@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Compute in f64
     #[arg(long)]
     f64: bool,
-    /// One JSON object a tensor, with all its elements
+    /// One JSON object a tensor, with all its elements; NaN and infinities are null
     #[arg(long)]
     json: bool,
 }
@@ -44,7 +44,7 @@ pub(crate) fn print_tensors(kind: &str, tensors: &Tensors, is_json: bool) -> Res
             let object = json!({ "kind": kind, "name": name, "dtype": ty.dtype.name(), "shape": ty.shape, "values": values(tensor) });
             return print_line(&object.to_string());
         }
-        let shown: Vec<String> = tensor.to_f32_vec().iter().take(SHOWN).map(ToString::to_string).collect();
+        let shown = first(tensor.elements(), SHOWN);
         let rest = if tensor.elements().len() > SHOWN { ", …" } else { "" };
         print_line(&format!("{kind} {name:?} {}: {}{rest}", tensor.ty(), shown.join(", ")))
     })
@@ -52,6 +52,21 @@ pub(crate) fn print_tensors(kind: &str, tensors: &Tensors, is_json: bool) -> Res
 
 /// Elements that are shown of a tensor.
 const SHOWN: usize = 8;
+
+/// The first elements in words, integers exactly.
+fn first(elements: &Elements, n: usize) -> Vec<String> {
+    fn words<T: ToString>(elements: &[T], n: usize) -> Vec<String> {
+        elements.iter().take(n).map(ToString::to_string).collect()
+    }
+    match elements {
+        Elements::F32(v) => words(v, n),
+        Elements::F16(v) => words(v, n),
+        Elements::Bf16(v) => words(v, n),
+        Elements::I32(v) => words(v, n),
+        Elements::U32(v) => words(v, n),
+        Elements::Bool(v) => words(v, n),
+    }
+}
 
 /// All elements; JSON has no number for infinities and NaN, which become null.
 fn values(tensor: &TensorData) -> Value {

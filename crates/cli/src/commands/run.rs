@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Compare with the interpreter pass by pass and value by value, and name the first value that differs
     #[arg(long)]
     check: bool,
-    /// One JSON object a tensor, or a line of the check
+    /// One JSON object a tensor, where NaN and infinities are null, or a line of the check
     #[arg(long)]
     json: bool,
 }

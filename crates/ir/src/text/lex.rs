@@ -221,8 +221,8 @@ fn escape_char(escape: &str) -> Option<(char, usize)> {
 impl Fault {
     /// The error at its line, with a caret. Of a long line only the surroundings are shown.
     pub(super) fn locate(self, text: &str) -> ParseError {
-        const SHOWN_BEFORE: usize = 100;
-        const SHOWN: usize = 160;
+        const SHOWN_BEFORE: usize = 80;
+        const SHOWN: usize = 120;
         let mut at = self.at.min(text.len());
         while !text.is_char_boundary(at) {
             at -= 1;
