@@ -254,7 +254,7 @@ fn bad_graphs_are_one_clear_error() -> Outcome {
     bad(&DOUBLE.replace("add", "addd"), "verify", "addd")?;
     bad(&DOUBLE.replace("%0, %0 :", "%0, %0 {axis = 1} :"), "verify", "axis")?;
     bad(&DOUBLE.replace("f32[3] @", "f32[4] @"), "verify", "at line 4")?;
-    bad(&format!("ir 1\ngraph @g {{ {} oops }}", " ".repeat(70_000)), "verify", "at line 2, column 70012")?;
+    bad(&format!("ir 1\ngraph @g {{ {} oops }}", " ".repeat(70_000)), "verify", "at line 2, column 70013")?;
     bad(&DOUBLE.replace("add %0, %0 : f32[3]", "const 7 : bool[]"), "verify", "a bool is 0 or 1")?;
     bad("", "plan", "expected ir")?;
     bad("ir 1\n", "plan", "one graph is wanted, the text has 0")?;
