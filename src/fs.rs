@@ -44,7 +44,13 @@ impl DirFiles {
 
 impl Files for DirFiles {
     fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError> {
-        let read = |path: PathBuf| -> Result<Bytes<'_>, ReadError> { Ok(Box::new(std::fs::read(path)?)) };
+        let read = |path: PathBuf| -> Result<Bytes<'_>, ReadError> {
+            // A pipe that nobody writes to would block for ever when it is opened.
+            if !path.metadata()?.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file").into());
+            }
+            Ok(Box::new(std::fs::read(path)?))
+        };
         self.locate(name).map(read).transpose()
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct ExecutorArgs {
     /// Where to run: auto takes the graphics card if there is one and says so if there is none
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) executor: Executor,
-    /// Only adapters whose name or backend contains this
+    /// Only adapters whose name or backend contains this; an error if there is none, unless the executor is cpu
     #[arg(long, value_name = "NAME")]
     pub(crate) adapter: Option<String>,
 }
@@ -105,7 +105,7 @@ pub(crate) struct DataArgs {
     /// Seed of the numbers that are made
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Refuse a graph whose sources, or one of whose values, need more bytes than this
+    /// Refuse a graph that needs more bytes of the host than this: sources, and the values that live at once
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) max_bytes: u64,
 }

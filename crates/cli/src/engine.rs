@@ -1,9 +1,10 @@
 //! The executor that the options ask for.
 
-use crate::args::ExecutorArgs;
+use crate::args::{Executor, ExecutorArgs};
 use crate::output::note;
 use crate::report::OrReport;
 use miette::Result;
+use monopass::ExecutorChoice;
 use monopass::engine::{Engine, EngineOptions, blocking};
 use monopass::runtime::DeviceOptions;
 
@@ -19,7 +20,10 @@ pub(crate) fn open_profiling(args: &ExecutorArgs) -> Result<Engine> {
 
 fn open_with(args: &ExecutorArgs, profile: bool) -> Result<Engine> {
     let options = EngineOptions { device: DeviceOptions { adapter: args.adapter.clone(), profile, ..DeviceOptions::default() } };
-    let engine = blocking::open(args.executor.into(), &options).or_report()?;
+    // Who names an adapter does not want another executor in its place.
+    let is_named = args.adapter.is_some() && args.executor == Executor::Auto;
+    let choice = if is_named { ExecutorChoice::Gpu } else { args.executor.into() };
+    let engine = blocking::open(choice, &options).or_report()?;
     if let Some(notice) = engine.notice() {
         note(notice);
     }

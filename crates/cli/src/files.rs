@@ -1,10 +1,11 @@
 //! Checkpoints mapped into memory, so that a large one is not read twice.
 
-use crate::report::{Failure, io_failure};
+use crate::report::io_failure;
 use miette::Result;
 use monopass::blocks::checkpoint::{Bytes, CONFIG_FILE, Files, ReadError};
 use monopass::fs::DirFiles;
 use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 /// The files of a checkpoint.
@@ -31,11 +32,20 @@ impl Files for MappedFiles {
     }
 }
 
+/// A file with an end: a pipe that nobody writes to would block for ever when it is opened.
+pub(crate) fn regular(path: &Path) -> io::Result<File> {
+    if path.metadata()?.is_file() { File::open(path) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")) }
+}
+
+/// All of a regular file.
+pub(crate) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    regular(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn map(path: &Path) -> Result<Bytes<'static>, ReadError> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(Failure::new("not a regular file").into());
-    }
+    let file = regular(path)?;
     // SAFETY: the bytes change if another process writes the file meanwhile; parsers check every length against the
     // mapping before they read, and a checkpoint that is being overwritten has no meaning anyway.
     #[expect(unsafe_code, reason = "files of many gigabytes are not copied to be read")]

@@ -1,14 +1,14 @@
 //! Graphs from files and standard input, and what they run on.
 
 use crate::args::{DataArgs, GraphArgs};
+use crate::files;
+use crate::memory::{self, Place};
 use crate::report::{Failure, OrReport, io_failure};
 use half::{bf16, f16};
 use miette::Result;
 use monopass::blocks::cases::read_tensors;
-use monopass::ir::graph::NodeKind;
 use monopass::ir::{Elements, sample, text};
 use monopass::{DType, Graph, TensorData, TensorType, Tensors};
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -31,8 +31,9 @@ fn read(path: &Path) -> Result<(String, String)> {
     let is_stdin = path.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let mut bytes = Vec::new();
-    let done = if is_stdin { fill(std::io::stdin().lock(), &mut bytes) } else { File::open(path).and_then(|file| fill(file, &mut bytes)) };
-    done.map_err(|error| io_failure(path, &error))?;
+    let done =
+        if is_stdin { fill(std::io::stdin().lock(), &mut bytes) } else { files::regular(path).and_then(|file| fill(file, &mut bytes)) };
+    done.map_err(|error| io_failure(path, &error).help("give a file with a graph in text form, or - to read standard input"))?;
     if bytes.len() as u64 > MAX_TEXT_BYTES {
         return Err(Failure::new(format!("{name}: more than {MAX_TEXT_BYTES} bytes")).help("give a graph in text form").into());
     }
@@ -55,12 +56,12 @@ pub(crate) struct Data {
 }
 
 /// What the options say, for every source of the graph.
-pub(crate) fn data(graph: &Graph, args: &DataArgs) -> Result<Data> {
-    check_sizes(graph, args.max_bytes)?;
+pub(crate) fn data(graph: &Graph, args: &DataArgs, place: Place) -> Result<Data> {
+    memory::check(graph, args.max_bytes, place)?;
     let (inputs, params, states) = sample::inputs(graph, args.seed);
     let mut data = Data { inputs, params, states };
     let Some(path) = &args.data else { return Ok(data) };
-    let bytes = std::fs::read(path).map_err(|error| io_failure(path, &error))?;
+    let bytes = files::bytes(path).map_err(|error| io_failure(path, &error))?;
     for (name, tensor) in read_tensors(&path.display().to_string(), &bytes).or_report()? {
         data.put(graph, &name, tensor).map_err(|problem| Failure::new(format!("{}: tensor {name}: {problem}", path.display())))?;
     }
@@ -114,29 +115,4 @@ fn converted(tensor: TensorData, ty: &TensorType) -> Result<TensorData, String> 
         return Err(mismatch());
     }
     TensorData::new(ty.shape.clone(), elements).map_err(|error| error.to_string())
-}
-
-/// Refuses what would fill the host's memory, before anything is made.
-fn check_sizes(graph: &Graph, max_bytes: u64) -> Result<()> {
-    let numbers = graph.numbering();
-    let mut sum = 0u64;
-    for (_, node) in graph.nodes() {
-        for &value in &node.results {
-            let ty = graph.ty(value);
-            let (number, n) = (numbers.of(value), ty.size_bytes());
-            if !matches!(node.kind, NodeKind::Op(_) | NodeKind::Const(_)) {
-                sum = sum.saturating_add(n);
-            }
-            if n > max_bytes || sum > max_bytes {
-                let what = if n > max_bytes {
-                    format!("%{number} {ty} needs {n} bytes")
-                } else {
-                    format!("the sources up to %{number} need {sum} bytes")
-                };
-                let what = format!("graph @{}: {what}, over the limit of {max_bytes}", graph.name);
-                return Err(Failure::new(what).help("use smaller sizes, or raise --max-bytes if the memory is there").into());
-            }
-        }
-    }
-    Ok(())
 }

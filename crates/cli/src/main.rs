@@ -4,7 +4,7 @@
 //! given or a check failed, 2 for a command line that is none, and 141 if the reader of stdout went away.
 //!
 //! One file a subcommand, under `commands`; what they share: `args` (groups of options), `engine` (the executor),
-//! `input` (graphs and data), `files` (checkpoints), `dump` (texts of every stage), `output` and `report`.
+//! `input` (graphs and data), `memory` (what they need), `files` (checkpoints), `dump` (texts of every stage), `output` and `report`.
 
 mod args;
 mod commands;
@@ -12,6 +12,7 @@ mod dump;
 mod engine;
 mod files;
 mod input;
+mod memory;
 mod output;
 mod report;
 
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Bad) => ExitCode::FAILURE,
         Err(report) if output::is_broken_pipe(&report) => ExitCode::from(BROKEN_PIPE),
         Err(report) => {
-            output::note(&format!("{report:?}"));
+            output::note_report(&report);
             ExitCode::FAILURE
         }
     }

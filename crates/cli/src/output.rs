@@ -24,7 +24,33 @@ pub(crate) fn print_line(line: &str) -> Result<()> {
 
 /// A line for the person at the terminal. If stderr is gone, so is the person.
 pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", harmless(line));
+}
+
+/// An error as miette draws it, with its colours.
+pub(crate) fn note_report(report: &Report) {
+    let _ = writeln!(io::stderr().lock(), "{report:?}");
+}
+
+/// With control characters spelled out, as names from files could take over a terminal by them.
+pub(crate) fn harmless(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' && c != '\t' { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+/// `1 case`, `2 cases`.
+pub(crate) fn counted(n: impl Into<u64>, noun: &str) -> String {
+    let n = n.into();
+    if n == 1 {
+        format!("1 {noun}")
+    } else if noun.ends_with("ss") || noun.ends_with("ch") {
+        format!("{n} {noun}es")
+    } else {
+        format!("{n} {noun}s")
+    }
 }
 
 pub(crate) fn is_broken_pipe(report: &Report) -> bool {
@@ -60,4 +86,19 @@ pub(crate) fn bytes(n: u64) -> String {
         return format!("{n} bytes");
     }
     indicatif::BinaryBytes(n).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_has_no_plural() {
+        assert_eq!([counted(1u64, "run"), counted(0u64, "run"), counted(2u64, "compute pass")], ["1 run", "0 runs", "2 compute passes"]);
+    }
+
+    #[test]
+    fn control_characters_are_spelled_out() {
+        assert_eq!(harmless("é\n\u{1b}[2J"), "é\n\\u{1b}[2J");
+    }
 }

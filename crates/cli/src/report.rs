@@ -1,5 +1,6 @@
 //! Errors as reports: what, where, and how to fix it.
 
+use crate::output::harmless;
 use miette::{Diagnostic, LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 use monopass::ir::error::ParseError;
 use std::error::Error;
@@ -39,7 +40,7 @@ impl SourceCode for Place {
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), help: None, cause: None, place: None }
+        Self { message: harmless(&message.into()), help: None, cause: None, place: None }
     }
 
     #[must_use]
@@ -50,7 +51,7 @@ impl Failure {
 
     /// The error of a library, whose messages carry their help as a last line.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
-        let text = error.to_string();
+        let text = harmless(&error.to_string());
         // Several mistakes carry several helps, each of which belongs to the lines before it.
         let (message, help) = match text.split_once("\n  help: ") {
             Some((message, help)) if !help.contains("\n") => (message.to_owned(), Some(help.to_owned())),
@@ -69,7 +70,7 @@ impl Failure {
         let offset = text.char_indices().nth(caret.chars().count().saturating_sub(1)).map_or(text.len(), |(at, _)| at);
         let label = LabeledSpan::new_primary_with_span(Some("here".to_owned()), SourceSpan::new(offset.into(), 0));
         Self {
-            message: format!("{message}\n  at line {line}, column {column} of {file}"),
+            message: harmless(&format!("{message}\n  at line {line}, column {column} of {file}")),
             help: help.clone(),
             cause: None,
             place: Some(Box::new(Place { file: file.to_owned(), line: *line, column: *column, text: text.clone(), label })),

@@ -121,6 +121,8 @@ fn dumps_go_to_a_directory() -> Outcome {
     for name in ["00-input.ir", "plan.txt", "k0.wgsl"] {
         assert!(dir.join(name).is_file(), "{name}");
     }
+    let again = run(["plan".as_ref(), file.as_os_str(), "--dump".as_ref(), dir.as_os_str()])?;
+    check_bad(&again, 1, "of an earlier dump");
     Ok(())
 }
 
@@ -262,7 +264,11 @@ fn bad_graphs_are_one_clear_error() -> Outcome {
     bad(&large, "interp", "needs 8589934592 bytes")?;
     bad(&large, "run", "needs 8589934592 bytes")?;
     bad(&large, "plan", "help")?;
+    let narrow = run_on(DOUBLE, &["interp", "-", "--max-bytes", "23"])?;
+    check_bad(&narrow, 1, "sources and values at %1 need 24 bytes, over the limit of 23");
     check_bad(&run(["plan", "missing.ir"])?, 1, "missing.ir");
+    check_bad(&run(["plan", env!("CARGO_TARGET_TMPDIR")])?, 1, "not a regular file");
+    check_bad(&run_on(DOUBLE, &["run", "-", "--adapter", "nobody"])?, 1, "no usable graphics adapter");
     check_bad(&run_on(DOUBLE, &["run", "-", "--executor", "gpu"])?, 1, "no usable graphics adapter");
     Ok(())
 }
@@ -300,7 +306,7 @@ fn bad_checkpoints_are_one_clear_error() -> Outcome {
     let mut json: Value = serde_json::from_str(&config)?;
     json["n_groups"] = 7.into();
     std::fs::write(dir.join("config.json"), json.to_string())?;
-    bad("is not a multiple of ngroups = 7")?;
+    bad("is not a multiple of n_groups = 7")?;
     std::fs::write(dir.join("config.json"), &config)?;
     std::fs::write(dir.join("model.safetensors"), &weights[..weights.len() / 2])?;
     bad("not a complete safetensors file")?;
@@ -343,7 +349,7 @@ fn a_model_of_bytes_continues_a_prompt() -> Outcome {
     ];
     let ran = run(fixed)?;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    for said in ["using the CPU executor", "decode step, interpreted", "dispatches of", "7 tokens of prompt in 1 runs, 9 tokens"] {
+    for said in ["using the CPU executor", "decode step, interpreted", "dispatches of", "7 tokens of prompt in 1 run, 9 tokens"] {
         assert!(ran.stderr.contains(said), "{said:?} is not in:\n{}", ran.stderr);
     }
     let json = run(fixed.into_iter().chain(["--json".as_ref()]))?;

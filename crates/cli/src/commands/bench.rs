@@ -2,6 +2,7 @@
 
 use super::block::BlockArgs;
 use crate::args::{ExecutorArgs, PassArgs, at_least_one};
+use crate::memory::{self, Place};
 use crate::output::{kernels_bar, print_line, spinner};
 use crate::report::OrReport;
 use crate::{Outcome, engine};
@@ -52,6 +53,9 @@ struct BenchArgs {
     /// Runs before that
     #[arg(long, default_value_t = 2)]
     warmup: u32,
+    /// Refuse a size that needs more bytes of the host than this
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    max_bytes: u64,
 }
 
 /// Time that measured runs take, unless their number is given.
@@ -66,9 +70,15 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let What::Block(args) = &args.what;
     let config = args.block.config()?;
     let engine = engine::open_profiling(&args.executor)?;
+    let lens = if args.len.is_empty() { vec![None] } else { args.len.iter().copied().map(Some).collect() };
+    let place = if engine.is_gpu() { Place::Device } else { Place::Host };
+    for &batch in &args.batch {
+        for &len in &lens {
+            memory::check(&args.block.graph(&config, batch, args.block.mode.len(len)?)?, args.max_bytes, place)?;
+        }
+    }
     let params = init::block(&config, 0).or_report()?;
     let params = blocking::upload(&engine, params).or_report()?;
-    let lens = if args.len.is_empty() { vec![None] } else { args.len.iter().copied().map(Some).collect() };
     for &batch in &args.batch {
         for &len in &lens {
             let len = args.block.mode.len(len)?;

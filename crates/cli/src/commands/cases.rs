@@ -2,9 +2,9 @@
 
 use crate::args::{ExecutorArgs, PassArgs};
 use crate::files::MappedFiles;
-use crate::output::{bar, note, print_line};
+use crate::output::{bar, counted, harmless, note, print_line};
 use crate::report::{Failure, OrReport, io_failure};
-use crate::{Outcome, engine};
+use crate::{Outcome, engine, files};
 use glob::Pattern;
 use miette::Result;
 use monopass::blocks::cases::{Case, CaseError, CaseGraphs, MANIFEST_FILE, Manifest, Verdict, read_tensors};
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     executor: ExecutorArgs,
     #[command(flatten)]
     passes: PassArgs,
-    /// One JSON object a case, and one of the counts at the end
+    /// One JSON object a case, and one of the counts at the end; an error that is no number is null
     #[arg(long)]
     json: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
     let cases = selected(args)?;
     let engine = engine::open(&args.executor)?;
-    note(&format!("{} cases on {}", cases.len(), engine.describe()));
+    note(&format!("{} on {}", counted(cases.len() as u64, "case"), engine.describe()));
     let runner = Runner { dir: &args.dir, engine: &engine, options: args.passes.options() };
     let bar = bar("cases", cases.len() as u64);
     let (mut n_passed, mut n_failed) = (0usize, 0usize);
@@ -72,7 +72,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 /// The cases that the filters leave.
 fn selected(args: &Args) -> Result<Vec<Case>> {
     let path = args.dir.join(MANIFEST_FILE);
-    let text = std::fs::read_to_string(&path).map_err(|error| io_failure(&path, &error).help("give a directory of cases"))?;
+    let bytes = files::bytes(&path).map_err(|error| io_failure(&path, &error).help("give a directory of cases"))?;
+    let text = String::from_utf8(bytes).map_err(|_| Failure::new(format!("{}: not text in UTF-8", path.display())))?;
     let all = Manifest::parse(&text).or_report()?.cases;
     for kind in &args.kind {
         if !all.iter().any(|case| case.kind == *kind) {
@@ -110,7 +111,7 @@ impl Runner<'_> {
     /// Runs a case and compares what it gives.
     fn judge(&self, case: &Case) -> std::result::Result<Vec<Verdict>, Failure> {
         let path = self.dir.join(&case.file);
-        let bytes = std::fs::read(&path).map_err(|error| io_failure(&path, &error))?;
+        let bytes = files::bytes(&path).map_err(|error| io_failure(&path, &error))?;
         let tensors = read_tensors(&case.file, &bytes).map_err(|error| Failure::of(&error))?;
         case.check_shapes(&tensors).map_err(|error| Failure::of(&error))?;
         let (graphs, params) = self.graphs(case, &tensors)?;
@@ -177,12 +178,12 @@ fn print_failures(case: &Case, result: &Judged) -> Result<()> {
         Err(error) => {
             let text = chain(error);
             let text = text.strip_prefix(&format!("case {}: ", case.id)).unwrap_or(&text);
-            print_line(&format!("FAIL {}: {text}", case.id))
+            print_line(&harmless(&format!("FAIL {}: {text}", case.id)))
         }
         Ok(verdicts) => verdicts.iter().filter(|verdict| !verdict.passes()).try_for_each(|verdict| {
             let Verdict { tensor, error, atol, problem } = verdict;
             let problem = problem.as_ref().map_or_else(String::new, |problem| format!(": {problem}"));
-            print_line(&format!("FAIL {} {tensor} error {error:.3e} over atol {atol:.3e}{problem}", case.id))
+            print_line(&harmless(&format!("FAIL {} {tensor} error {error:.3e} over atol {atol:.3e}{problem}", case.id)))
         }),
     }
 }

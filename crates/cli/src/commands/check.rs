@@ -6,11 +6,11 @@ use crate::Outcome;
 use crate::input::Data;
 use crate::output::{note, print_line};
 use crate::report::OrReport;
-use miette::Result;
+use miette::{Context, Result};
 use monopass::engine::Engine;
 use monopass::ir::eval::{Interpreter, Precision};
 use monopass::ir::graph::{Named, NodeKind};
-use monopass::ir::{sample, text};
+use monopass::ir::{ValueId, sample, text};
 use monopass::{CompileOptions, Graph, Pass, TensorData, Tensors, lower};
 use serde_json::json;
 
@@ -34,6 +34,9 @@ pub(super) fn run(engine: &Engine, graph: &Graph, data: &Data, options: &Compile
     Ok(if is_good { Outcome::Good } else { Outcome::Bad })
 }
 
+/// The last stage.
+const VALUES: &str = "every value on the device";
+
 struct Check<'a> {
     engine: &'a Engine,
     graph: &'a Graph,
@@ -47,15 +50,17 @@ impl Check<'_> {
     fn graph_passes(&self, options: &CompileOptions) -> Result<bool> {
         let mut last = text::print(self.graph);
         for pass in Pass::ALL {
-            let after = lower::optimize(self.graph, options, Some(pass)).or_report()?;
+            let after =
+                lower::optimize(self.graph, options, Some(pass)).or_report().wrap_err_with(|| format!("graph after {}", pass.name()))?;
             let text = text::print(&after);
             if text == last {
                 continue;
             }
             last = text;
-            let found = interpret(&after, self.data)?;
+            let stage = format!("graph after {}", pass.name());
+            let found = interpret(&after, self.data).wrap_err_with(|| stage.clone())?;
             let difference = compare(&self.wanted, &found);
-            self.report(&format!("graph after {}", pass.name()), difference.as_ref().map(|one| (one, self.place_of(one))))?;
+            self.report(&stage, difference.as_ref().map(|one| (one, self.place_of(one))))?;
             if difference.is_some() {
                 return Ok(false);
             }
@@ -76,13 +81,13 @@ impl Check<'_> {
                 trial.off.shift_remove(&pass);
                 what = format!("device with {} on", pass.name());
             }
-            let difference = compare(&self.wanted, &self.on_device(self.graph, &trial)?);
+            let difference = compare(&self.wanted, &self.on_device(self.graph, &trial).wrap_err_with(|| what.clone())?);
             let Some(difference) = difference else {
                 self.report(&what, None)?;
                 continue;
             };
             // Values tell more than outputs do, where making all of them outputs does not hide the fault.
-            let first = self.first_value(&trial)?;
+            let first = self.first_value(&trial).wrap_err_with(|| what.clone())?;
             let place = first.as_ref().map_or_else(|| self.place_of(&difference), |one| self.place_of(one));
             self.report(&what, Some((first.as_ref().unwrap_or(&difference), place)))?;
             return Ok(false);
@@ -95,16 +100,32 @@ impl Check<'_> {
         if !self.engine.is_gpu() {
             return Ok(true);
         }
-        let first = self.first_value(options)?;
-        self.report("every value on the device", first.as_ref().map(|one| (one, self.place_of(one))))?;
+        let first = self.first_value(options).wrap_err(VALUES)?;
+        self.report(VALUES, first.as_ref().map(|one| (one, self.place_of(one))))?;
         Ok(first.is_none())
     }
 
     /// The first value that differs when all of them are outputs.
     fn first_value(&self, options: &CompileOptions) -> Result<Option<Difference>> {
-        let observed = observed(self.graph);
+        self.first_of(&computed(self.graph), options)
+    }
+
+    /// Half of the values at a time where the device has no room for so many outputs.
+    fn first_of(&self, values: &[ValueId], options: &CompileOptions) -> Result<Option<Difference>> {
+        // Sources that are outputs themselves are compared before.
+        if values.is_empty() {
+            return Ok(None);
+        }
+        let observed = observed(self.graph, values);
         let wanted = interpret(&observed, self.data)?;
-        Ok(compare(&wanted, &self.on_device(&observed, options)?))
+        match self.on_device(&observed, options) {
+            Ok(found) => Ok(compare(&wanted, &found)),
+            Err(error) if values.len() == 1 => Err(error),
+            Err(_) => {
+                let (before, after) = values.split_at(values.len() / 2);
+                Ok(self.first_of(before, options)?.or(self.first_of(after, options)?))
+            }
+        }
     }
 
     fn on_device(&self, graph: &Graph, options: &CompileOptions) -> Result<Results> {
@@ -146,13 +167,18 @@ fn value_name(number: u32) -> String {
     format!("%{number}")
 }
 
-/// The graph with every value that an op computes as an output, in order.
-fn observed(graph: &Graph) -> Graph {
+/// Every value that an op computes, in order.
+fn computed(graph: &Graph) -> Vec<ValueId> {
+    let nodes = graph.nodes().filter(|(_, node)| matches!(node.kind, NodeKind::Op(_)));
+    nodes.flat_map(|(_, node)| node.results.iter().copied()).collect()
+}
+
+/// The graph with these values as its outputs.
+fn observed(graph: &Graph, values: &[ValueId]) -> Graph {
     let numbers = graph.numbering();
+    let named = values.iter().map(|&value| Named { name: value_name(numbers.of(value)), value });
     let mut observed = graph.clone();
-    let computed = graph.nodes().filter(|(_, node)| matches!(node.kind, NodeKind::Op(_)));
-    let values = computed.flat_map(|(_, node)| node.results.iter().copied());
-    observed.outputs = values.map(|value| Named { name: value_name(numbers.of(value)), value }).collect();
+    observed.outputs = named.collect();
     observed
 }
 
@@ -202,7 +228,8 @@ mod tests {
 
     #[test]
     fn the_first_value_that_differs_is_named_with_its_op_and_scope() {
-        let graph = observed(&text::parse_one(GRAPH).unwrap());
+        let graph = text::parse_one(GRAPH).unwrap();
+        let graph = observed(&graph, &computed(&graph));
         let wanted = interpret(&graph, &data()).unwrap();
         assert_eq!(wanted.outputs.keys().collect::<Vec<_>>(), ["%2", "%3"]);
         let mut found = interpret(&graph, &data()).unwrap();

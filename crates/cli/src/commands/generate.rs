@@ -2,7 +2,7 @@
 
 use crate::args::{ExecutorArgs, PassArgs};
 use crate::files::MappedFiles;
-use crate::output::{bytes, kernels_bar, note, print, print_line, spinner};
+use crate::output::{bytes, counted, kernels_bar, note, print, print_line, spinner};
 use crate::report::{Failure, OrReport};
 use crate::{Outcome, engine};
 use miette::Result;
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Text to continue
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: OsString,
     /// Tokens to add
     #[arg(long, value_name = "N")]
@@ -78,7 +78,20 @@ fn open(args: &Args) -> Result<Checkpoint> {
         .help("use a checkpoint with a vocabulary of 256 and no tokenizer")
         .into());
     }
+    check_finite(&checkpoint)?;
     Ok(checkpoint)
+}
+
+/// A weight that is no number makes every logit none, of which the largest has no meaning.
+fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
+    for (name, tensor) in &checkpoint.params {
+        let values = tensor.as_f32().unwrap_or_default();
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let what = format!("parameter {name:?}: element {at} is {}, not a finite number", values[at]);
+            return Err(Failure::new(what).help("use a checkpoint that training did not break").into());
+        }
+    }
+    Ok(())
 }
 
 fn ready(args: &Args, engine: &Engine, checkpoint: Checkpoint, prompt_len: usize) -> Result<Generator> {
@@ -108,10 +121,10 @@ fn described(plan: &Plan) -> String {
     let totals = plan.totals();
     let (params, states, slots) = (bytes(totals.params_bytes), bytes(totals.states_bytes), bytes(totals.slots_bytes));
     format!(
-        "{} dispatches of {} kernels in one submit; {} slots of {slots}; weights {params}, states {states}",
-        plan.cmds.len(),
-        plan.kernels.len(),
-        plan.slots.len()
+        "{} of {} in one submit; {} of {slots}; weights {params}, states {states}",
+        counted(plan.cmds.len() as u64, "dispatch"),
+        counted(plan.kernels.len() as u64, "kernel"),
+        counted(plan.slots.len() as u64, "slot")
     )
 }
 
@@ -123,7 +136,7 @@ fn stream(generator: &mut Generator, prompt: &[u32], args: &Args) -> Result<(Gen
     let generated = pollster::block_on(generator.generate(prompt, args.tokens, async |token| {
         let ready = text.push(u8::try_from(token).unwrap_or(b'?'));
         if !args.json {
-            stopped = print(&if is_terminal { harmless(&ready) } else { ready });
+            stopped = print(&if is_terminal { without_controls(&ready) } else { ready });
         }
         if stopped.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }));
@@ -135,7 +148,7 @@ fn stream(generator: &mut Generator, prompt: &[u32], args: &Args) -> Result<(Gen
 }
 
 /// Without the characters by which a model could take over a terminal.
-fn harmless(text: &str) -> String {
+fn without_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
@@ -146,11 +159,20 @@ fn finish(args: &Args, config: &LmConfig, generated: &Generated, prompt_len: usi
     let step = &generated.step;
     if step.submits > 0 {
         note(&format!(
-            "each token: {} submit, {} encoder, {} compute pass, {} dispatches, {} buffers created",
-            step.submits, step.encoders, step.passes, step.dispatches, step.buffers_created
+            "each token: {}, {}, {}, {}, {} created",
+            counted(step.submits, "submit"),
+            counted(step.encoders, "encoder"),
+            counted(step.passes, "compute pass"),
+            counted(step.dispatches, "dispatch"),
+            counted(step.buffers_created, "buffer")
         ));
     }
-    note(&format!("{prompt_len} tokens of prompt in {} runs, {n_tokens} tokens, {rate:.1} tokens/s", generated.n_prefill_runs));
+    note(&format!(
+        "{} of prompt in {}, {}, {rate:.1} tokens/s",
+        counted(prompt_len as u64, "token"),
+        counted(generated.n_prefill_runs as u64, "run"),
+        counted(n_tokens as u64, "token")
+    ));
     if args.json {
         let raw: Vec<u8> = generated.tokens.iter().map(|&token| u8::try_from(token).unwrap_or(b'?')).collect();
         let object = json!({
@@ -216,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_terminal_gets_no_control_characters() {
-        assert_eq!(harmless("é\n\t\u{1b}[2J"), "é\n\t\u{fffd}[2J");
+        assert_eq!(without_controls("é\n\t\u{1b}[2J"), "é\n\t\u{fffd}[2J");
     }
 
     #[test]

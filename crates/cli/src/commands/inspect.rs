@@ -2,7 +2,7 @@
 
 use crate::Outcome;
 use crate::files::MappedFiles;
-use crate::output::{bytes, note, print, print_line};
+use crate::output::{bytes, harmless, note, print, print_line};
 use crate::report::OrReport;
 use miette::Result;
 use monopass::blocks::checkpoint::{Report, inspect};
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if args.json {
         print_line(&object(&report).to_string())?;
     } else {
-        print(&lines(&report))?;
+        print(&harmless(&lines(&report)))?;
     }
     Ok(Outcome::Good)
 }

@@ -1,6 +1,7 @@
 //! `monopass interp`: a graph on the interpreter, which defines what every op means.
 
 use crate::args::{DataArgs, GraphArgs};
+use crate::memory::Place;
 use crate::output::print_line;
 use crate::report::OrReport;
 use crate::{Outcome, input};
@@ -26,7 +27,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let graph = input::graph(&args.graph)?;
-    let mut data = input::data(&graph, &args.data)?;
+    let mut data = input::data(&graph, &args.data, if args.f64 { Place::HostF64 } else { Place::Host })?;
     let precision = if args.f64 { Precision::F64 } else { Precision::F32 };
     let interpreter = Interpreter::new(&graph).or_report()?.precision(precision);
     let outputs = interpreter.run(&data.inputs, &data.params, &mut data.states).or_report()?;

@@ -3,7 +3,8 @@
 use super::check;
 use super::interp::print_tensors;
 use crate::args::{DataArgs, DumpArgs, ExecutorArgs, GraphArgs, PassArgs};
-use crate::output::{kernels_bar, note};
+use crate::memory::Place;
+use crate::output::{counted, kernels_bar, note};
 use crate::report::OrReport;
 use crate::{Outcome, engine, input};
 use input::Data;
@@ -43,7 +44,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         sink.finish()?;
         planned?;
     }
-    let data = input::data(&graph, &args.data)?;
+    let place = match (args.check, engine.is_gpu()) {
+        (true, _) => Place::HostF64,
+        (false, true) => Place::Device,
+        (false, false) => Place::Host,
+    };
+    let data = input::data(&graph, &args.data, place)?;
     if args.check {
         return check::run(&engine, &graph, &data, &options, args.json);
     }
@@ -51,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let result = execute(&engine, &graph, &data, &options)?;
     print_tensors("output", &result.outputs, args.json)?;
     print_tensors("state", &result.states, args.json)?;
-    note(&counted(&result.counters));
+    note(&described(&result.counters));
     Ok(Outcome::Good)
 }
 
@@ -87,7 +93,13 @@ fn started(engine: &Engine, data: &Data) -> Result<Session> {
 }
 
 /// What a run recorded, in a line.
-pub(super) fn counted(counters: &Counters) -> String {
-    let Counters { dispatches, submits, encoders, passes, .. } = counters;
-    format!("{dispatches} dispatches in {submits} submit, {encoders} encoder, {passes} compute pass")
+fn described(counters: &Counters) -> String {
+    let Counters { dispatches, submits, encoders, passes, .. } = *counters;
+    format!(
+        "{} in {}, {}, {}",
+        counted(dispatches, "dispatch"),
+        counted(submits, "submit"),
+        counted(encoders, "encoder"),
+        counted(passes, "compute pass")
+    )
 }

@@ -1,7 +1,7 @@
 //! `monopass verify`: whether graphs are valid. A text that parses is verified by that.
 
 use crate::args::GraphArgs;
-use crate::output::print_line;
+use crate::output::{counted, print_line};
 use crate::{Outcome, input};
 use miette::Result;
 use serde_json::json;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         if args.json {
             print_line(&json!({ "graph": name, "nodes": n_nodes, "valid": true }).to_string())?;
         } else {
-            print_line(&format!("@{name}: valid, {n_nodes} nodes"))?;
+            print_line(&format!("@{name}: valid, {}", counted(n_nodes as u64, "node")))?;
         }
     }
     Ok(Outcome::Good)
