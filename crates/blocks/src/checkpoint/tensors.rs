@@ -172,13 +172,18 @@ impl Stored<'_> {
 
     /// The elements in the type of ours that holds them: floats as f32, I64 as i32 or u32 if all elements are in its range.
     pub(crate) fn to_any(&self) -> Result<TensorData, CheckpointError> {
-        let elements = match self.dtype {
-            Dtype::I32 => Elements::I32(self.elements(i32::from_le_bytes)),
-            Dtype::U32 => Elements::U32(self.elements(u32::from_le_bytes)),
-            Dtype::U8 => Elements::U32(self.data.iter().map(|&byte| byte.into()).collect()),
-            Dtype::BOOL => Elements::Bool(self.data.iter().map(|&byte| byte != 0).collect()),
-            Dtype::I64 => self.words()?,
-            _ => return self.to_f32(),
+        let elements = if self.dtype == Dtype::I32 {
+            Elements::I32(self.elements(i32::from_le_bytes))
+        } else if self.dtype == Dtype::U32 {
+            Elements::U32(self.elements(u32::from_le_bytes))
+        } else if self.dtype == Dtype::I64 {
+            self.words()?
+        } else if self.dtype == Dtype::U8 {
+            Elements::U32(self.data.iter().map(|&byte| byte.into()).collect())
+        } else if self.dtype == Dtype::BOOL {
+            Elements::Bool(self.data.iter().map(|&byte| byte != 0).collect())
+        } else {
+            return self.to_f32();
         };
         TensorData::new(self.shape.clone(), elements).map_err(|_| self.type_error())
     }
