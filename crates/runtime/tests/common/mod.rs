@@ -86,12 +86,12 @@ impl Hand {
             ty: ty.clone(),
             offset_bytes: *offset_bytes,
         };
-        self.buffer(BufferKind::Pack { parts: parts.iter().map(part).collect() }, size_bytes)
+        self.buffer(BufferKind::Pack { parts: parts.iter().map(part).collect() }, whole_vectors(size_bytes))
     }
 
     /// A slot.
     pub(crate) fn slot(&mut self, size_bytes: u64) -> Resource {
-        self.0.slots.push(Slot { size_bytes, residents: Vec::new() });
+        self.0.slots.push(Slot { size_bytes: whole_vectors(size_bytes), residents: Vec::new() });
         Resource::Slot(SlotId(self.0.slots.len() as u32 - 1))
     }
 
@@ -150,7 +150,7 @@ impl Hand {
 }
 
 fn padded(ty: &TensorType) -> u64 {
-    ty.size_bytes().max(4).next_multiple_of(4)
+    whole_vectors(ty.size_bytes())
 }
 
 /// `y = (x + w) * 2` over `n` elements, as two commands with a slot between them.
@@ -193,4 +193,9 @@ pub(crate) fn shift() -> Plan {
     hand.cmd(move_on, 4, &[x, old, new], &[], "conv/shift");
     hand.cmd(sum, 1, &[new, y], &[], "conv/sum");
     hand.0
+}
+
+/// Bytes as the planner pads them.
+fn whole_vectors(size_bytes: u64) -> u64 {
+    size_bytes.max(16).next_multiple_of(16)
 }
