@@ -91,21 +91,37 @@ fn slots_are_near_the_least_that_could_do() -> Outcome {
     Ok(())
 }
 
+/// Text of a plan and of its kernels.
+fn texts(plan: &Plan) -> (String, Vec<String>) {
+    (plan.to_string(), plan.kernels.iter().map(|kernel| kernel.wgsl.clone()).collect())
+}
+
 #[test]
-fn plans_are_the_same_each_time_with_a_driver_and_without() -> Outcome {
-    let offline = profile("lavapipe")?;
-    let device = gpu()?.map(|device| Target { name: offline.name.clone(), is_unmeasured: false, ..device.target().clone() });
+fn plans_are_the_same_each_time() -> Outcome {
     for (name, config) in published() {
         for len in [1, 100, 2048] {
             for target in ["nvidia", "webgpu-default", "lavapipe"] {
-                let texts = |plan: &Plan| (plan.to_string(), plan.kernels.iter().map(|kernel| kernel.wgsl.clone()).collect::<Vec<_>>());
-                let (first, second) = (plan(&config, len, &profile(target)?)?, plan(&config, len, &profile(target)?)?);
+                let [first, second] = [plan(&config, len, &profile(target)?)?, plan(&config, len, &profile(target)?)?];
                 assert_eq!(texts(&first), texts(&second), "{name} of {len} for {target}");
-                if target == offline.name && device.as_ref() == Some(&offline) {
-                    let (given, driven) = (texts(&first), texts(&plan(&config, len, &offline)?));
-                    assert_eq!(given, driven, "{name} of {len} with a driver");
-                }
             }
+        }
+    }
+    Ok(())
+}
+
+/// What the driver reports is what the profile of its device says, as far as plans ask: on Mesa's software driver a plan made
+/// for the device is the one that is made for the profile without it.
+#[test]
+fn plans_are_the_same_with_a_driver_and_without() -> Outcome {
+    let Some(device) = gpu()? else { return Ok(()) };
+    if !device.info().name.contains("llvmpipe") {
+        return Ok(());
+    }
+    let offline = profile("lavapipe")?;
+    let driven = Target { name: offline.name.clone(), is_unmeasured: offline.is_unmeasured, ..device.target().clone() };
+    for (name, config) in published() {
+        for len in [1, 100, 2048] {
+            assert_eq!(texts(&plan(&config, len, &offline)?), texts(&plan(&config, len, &driven)?), "{name} of {len}");
         }
     }
     Ok(())

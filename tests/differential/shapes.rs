@@ -208,3 +208,66 @@ fn crowd(what: &str) -> Result<(String, Graph), BuildErrors> {
 fn more_results_than_bindings() -> Outcome {
     check_all(["reduction", "product", "scan", "body"].map(crowd))
 }
+
+/// One value made from more inputs than a kernel can bind, by a chain of sums or by one concat.
+fn many_inputs(n: usize, is_concat: bool) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("many");
+    let inputs: Vec<Tensor<'_>> = (0..n).map(|i| g.input_dynamic(&format!("x{i}"), DType::F32, [3, 5, 4], &[0, 1])).collect();
+    let joined = if is_concat {
+        g.concat(&inputs, 2usize)
+    } else {
+        // In halves, so that the sum is no longer than what the tolerance of one value allows.
+        let mut parts = inputs;
+        while parts.len() > 1 {
+            parts = parts.chunks(2).map(|pair| pair.iter().skip(1).fold(pair[0], |sum, &x| sum + x)).collect();
+        }
+        parts[0]
+    };
+    g.output("y", joined.tanh());
+    Ok((format!("{n} inputs, concat {is_concat}"), g.finish()?))
+}
+
+#[test]
+fn more_operands_than_bindings() -> Outcome {
+    check_all([(8, true), (9, true), (70, true), (8, false), (40, false), (300, false)].map(|(n, is_concat)| many_inputs(n, is_concat)))
+}
+
+/// A chain of `n` ops over `start`, each of which keeps its result near 0.
+fn chain(n: usize, start: &str) -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("chain");
+    let x = g.input_dynamic("x", DType::F32, [3, 5, 4], &[0, 1]);
+    let start_value = match start {
+        "product" => x.matmul(g.param("w", DType::F32, [6, 4]), false, true),
+        "row" => x.mean([2], true),
+        _ => x,
+    };
+    let mut y = start_value;
+    for _ in 0..n {
+        y = (-y).clamp(-1.0, 1.0);
+    }
+    g.output("y", if start == "row" { x * y } else { y });
+    Ok((format!("chain of {n} over {start}"), g.finish()?))
+}
+
+#[test]
+fn chains_longer_than_a_stack_is_deep() -> Outcome {
+    check_all(["input", "product", "row"].map(|start| chain(3000, start)))
+}
+
+/// A scan whose state grows: decays are not negative, over several chunks.
+fn growing_scan() -> Result<(String, Graph), BuildErrors> {
+    let g = GraphBuilder::new("growing");
+    let rate = g.input_dynamic("rate", DType::F32, [3, 130, 2], &[0, 1]);
+    let v = g.input_dynamic("v", DType::F32, [3, 130, 2, 1, 8], &[0, 1]);
+    let k = g.input_dynamic("k", DType::F32, [3, 130, 1, 1, 4], &[0, 1]);
+    let reset = g.input_dynamic("reset", DType::Bool, [3, 130], &[0, 1]);
+    let (y, last) = (rate * rate * 0.01).scan(v, k, k, None, Some(reset), 0usize);
+    g.output("y", y);
+    g.output("last", last);
+    Ok(("growing scan".to_owned(), g.finish()?))
+}
+
+#[test]
+fn a_scan_whose_state_grows() -> Outcome {
+    check_all([growing_scan()])
+}

@@ -1,5 +1,7 @@
 //! Runs kernels that a test chose and compares every output and state with the interpreter.
 
+pub(crate) use crate::common::Outcome;
+use crate::common::gpu;
 use indexmap::IndexSet;
 use monopass_ir::eval::{Interpreter, Precision, Tensors};
 use monopass_ir::graph::NodeKind;
@@ -12,31 +14,10 @@ use monopass_lower::plan_verify::verify_plan;
 use monopass_lower::step::{Step, Steps, Temp};
 use monopass_lower::validate::validate;
 use monopass_lower::{LowerError, Target};
-use monopass_runtime::{Device, DeviceOptions, RuntimeError, Session, blocking};
-use std::error::Error;
-use std::sync::OnceLock;
-
-/// Result of a helper.
-pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
+use monopass_runtime::{Session, blocking};
 
 /// Makes the steps of a graph, and the intermediates they hand to each other.
 pub(crate) type Lower<'t> = dyn Fn(&LowerCtx<'_>, &mut Vec<Temp>) -> Vec<Step> + 't;
-
-/// The machine's adapter, opened once. Without one the test skips, loudly; with `MONOPASS_REQUIRE_GPU=1` it fails.
-fn gpu() -> Outcome<Option<&'static Device>> {
-    static DEVICE: OnceLock<Result<Device, RuntimeError>> = OnceLock::new();
-    match DEVICE.get_or_init(|| blocking::request(&DeviceOptions::default())) {
-        Ok(device) => Ok(Some(device)),
-        Err(error) => {
-            #[expect(clippy::print_stderr, reason = "a test that does not run says so")]
-            let () = eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
-            if std::env::var("MONOPASS_REQUIRE_GPU").is_ok_and(|value| value == "1") {
-                return Err("MONOPASS_REQUIRE_GPU is set, so a test may not skip".into());
-            }
-            Ok(None)
-        }
-    }
-}
 
 /// Plans `graph` with the steps that `lower` makes for `target`, and proves the plan and its kernels.
 pub(crate) fn plan(graph: &Graph, target: &Target, lower: &Lower<'_>) -> Outcome<Plan> {

@@ -2,6 +2,8 @@
 //!
 //! Every plan is verified, every kernel validated for the WebGPU defaults as well as for the device, and then run.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod elementwise;
 mod harness;
 mod matmul;

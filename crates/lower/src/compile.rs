@@ -101,7 +101,7 @@ impl Compiler {
     /// # Errors
     /// [`LowerError`]: an invalid graph, a limit of the target, or a defect of ours that a check caught.
     pub fn compile(&mut self, graph: &Graph, options: &CompileOptions, sink: &mut dyn DumpSink) -> Result<Plan, LowerError> {
-        let graph = graph_passes(graph, options, sink)?;
+        let graph = graph_passes(graph, options, self.target.max_storage_buffers, sink)?;
         let dynamic = DynamicAxes::of(&graph);
         let updated = graph.updates.iter().map(|named| named.name.clone()).collect();
         let ctx = LowerCtx { graph: &graph, target: &self.target, dynamic: &dynamic, updated: &updated };
@@ -139,16 +139,16 @@ pub fn optimize(graph: &Graph, options: &CompileOptions, until: Option<Pass>) ->
     if let Some(until) = until {
         options.off.extend(Pass::ALL.into_iter().filter(|&pass| pass > until));
     }
-    graph_passes(graph, &options, &mut NoDump)
+    graph_passes(graph, &options, u32::MAX, &mut NoDump)
 }
 
-fn graph_passes(graph: &Graph, options: &CompileOptions, sink: &mut dyn DumpSink) -> Result<Graph, LowerError> {
+fn graph_passes(graph: &Graph, options: &CompileOptions, max_buffers: u32, sink: &mut dyn DumpSink) -> Result<Graph, LowerError> {
     verify::verify(graph).map_err(|errors| LowerError::Verify { pass: "input", errors })?;
     let mut stage = Stage { sink, number: 0, last: String::new() };
     stage.dump("input", graph)?;
     let graph = if options.has(Pass::Canonicalize) { canonicalize::canonicalize(graph) } else { graph.clone() };
     stage.dump("canonicalize", &graph)?;
-    let graph = prepare::prepare(&graph);
+    let graph = prepare::prepare(&graph, max_buffers);
     stage.dump("prepare", &graph)?;
     let graph = if options.has(Pass::Fuse) { fold_norm::fold_norm(&graph) } else { graph };
     stage.dump("fuse", &graph)?;
@@ -185,7 +185,7 @@ fn fused_steps(ctx: &LowerCtx<'_>, options: &CompileOptions, sink: &mut dyn Dump
     let fuse_options = FuseOptions { fuse: options.has(Pass::Fuse), views: options.has(Pass::Layout) };
     let mut forbidden = Forbidden::default();
     for attempt in 0.. {
-        let mut fusion = fuse::fuse(ctx.graph, fuse_options, &forbidden);
+        let mut fusion = fuse::fuse(ctx, fuse_options, &forbidden);
         if options.has(Pass::Schedule) {
             schedule::schedule(ctx.graph, &mut fusion);
         }

@@ -38,6 +38,21 @@ pub struct LowerCtx<'a> {
     pub updated: &'a IndexSet<String>,
 }
 
+impl LowerCtx<'_> {
+    /// Whether a value is a small param, which a kernel binds together with others of its kind.
+    #[must_use]
+    pub fn is_packed(&self, value: ValueId) -> bool {
+        let ty = self.graph.ty(value);
+        match &self.graph.def(value).kind {
+            // An empty one has no place in a pack.
+            NodeKind::Param { name } => {
+                ty.dtype == DType::F32 && (1..=PACK_LIMIT_BYTES).contains(&ty.size_bytes()) && !self.updated.contains(name)
+            }
+            NodeKind::Input { .. } | NodeKind::State { .. } | NodeKind::Const(_) | NodeKind::Op(_) => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Binding {
     reads: Option<StepValue>,
@@ -348,7 +363,7 @@ impl<'a> KernelBuilder<'a> {
     /// Name of the binding that holds a value to read. Small params share one pack.
     pub fn read(&mut self, value: StepValue, dtype: DType, quad: bool) -> String {
         if let StepValue::Graph(id) = value
-            && self.is_packed(id)
+            && self.ctx.is_packed(id)
         {
             return self.read_packed(id, quad);
         }
@@ -377,17 +392,6 @@ impl<'a> KernelBuilder<'a> {
     fn push(&mut self, reads: Option<StepValue>, writes: Option<StepValue>, dtype: DType, in_place: bool) -> usize {
         self.bindings.push(Binding { reads, writes, dtype, quad: false, in_place });
         self.bindings.len() - 1
-    }
-
-    fn is_packed(&self, value: ValueId) -> bool {
-        let ty = self.ctx.graph.ty(value);
-        match &self.ctx.graph.def(value).kind {
-            // An empty one has no place in a pack.
-            NodeKind::Param { name } => {
-                ty.dtype == DType::F32 && (1..=PACK_LIMIT_BYTES).contains(&ty.size_bytes()) && !self.ctx.updated.contains(name)
-            }
-            NodeKind::Input { .. } | NodeKind::State { .. } | NodeKind::Const(_) | NodeKind::Op(_) => false,
-        }
     }
 
     fn read_packed(&mut self, value: ValueId, quad: bool) -> String {

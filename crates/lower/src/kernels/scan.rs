@@ -594,8 +594,9 @@ impl OutputLoads<'_> {
             if self.geometry.reset.is_some() {
                 sees = format!("{sees} && seg[{token_j}] == seg[{token_i}]");
             }
-            // The exponent of a hidden pair may be large; it is bounded before it is dropped.
-            kb.bind(format!("select(0.0, exp(min(lam[{token_i}] - lam[{token_j}], 0.0)), {sees})"))
+            // The exponent of a hidden pair may be large, so it is dropped before and its exponential after.
+            let sees = kb.bind(sees);
+            kb.bind(format!("select(0.0, exp(select(0.0, lam[{token_i}] - lam[{token_j}], {sees})), {sees})"))
         };
         if width == Width::One {
             let weight = weight(kb, &j.expr);

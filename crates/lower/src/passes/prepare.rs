@@ -1,7 +1,8 @@
 //! What every later stage relies on, whatever passes are on.
 //!
 //! - **Needs** a verified graph.
-//! - **Ensures** each output and update is a result of an op and named once; reductions and prefixes have 32-bit results.
+//! - **Ensures** each output and update is a result of an op and named once; reductions and prefixes have 32-bit results; no op
+//!   has more operands than a kernel can bind beside its result.
 //! - **Order**: after `canonicalize`, which would fold the copies away; before everything else.
 
 use super::rewrite::Rewriter;
@@ -9,12 +10,13 @@ use monopass_ir::graph::{Named, Node};
 use monopass_ir::op::Class;
 use monopass_ir::{DType, Graph, Op, ValueId};
 
-/// The prepared graph.
+/// The prepared graph, for kernels that bind at most `max_buffers`.
 #[must_use]
-pub fn prepare(graph: &Graph) -> Graph {
+pub fn prepare(graph: &Graph, max_buffers: u32) -> Graph {
+    let most = usize::try_from(max_buffers).unwrap_or(usize::MAX).saturating_sub(1).max(2);
     let mut rewriter = Rewriter::new(graph);
     for (_, node) in graph.nodes() {
-        if widened(&mut rewriter, graph, node).is_none() {
+        if widened(&mut rewriter, graph, node).or_else(|| nested(&mut rewriter, node, most)).is_none() {
             rewriter.copy(node);
         }
     }
@@ -33,6 +35,20 @@ fn widened(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node) -> Option<()
     let reduced = rewriter.push(op.clone(), &[wide], node)?;
     let narrow = rewriter.push(Op::Cast { dtype }, &[reduced], node)?;
     rewriter.set(node.results[0], narrow);
+    Some(())
+}
+
+/// A concat of many parts as one of concats of at most `most`.
+fn nested(rewriter: &mut Rewriter<'_>, node: &Node, most: usize) -> Option<()> {
+    let op @ Op::Concat { .. } = node.op()? else { return None };
+    let mut parts: Vec<ValueId> = rewriter.operands(node).into_iter().flatten().collect();
+    if parts.len() <= most {
+        return None;
+    }
+    while parts.len() > 1 {
+        parts = parts.chunks(most).map(|run| rewriter.push(op.clone(), run, node)).collect::<Option<_>>()?;
+    }
+    rewriter.set(node.results[0], parts[0]);
     Some(())
 }
 

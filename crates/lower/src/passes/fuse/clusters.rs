@@ -69,10 +69,11 @@ pub(super) fn build(mut fuser: Fuser<'_>) -> Fusion {
     }
     add_bodies(&mut fuser, &mut clusters);
     mark_in_place(&fuser, &mut clusters);
-    let mut order = run_order(&fuser, &clusters);
-    let position = |group: Group| order.iter().position(|&other| other == group).unwrap_or(usize::MAX);
-    clusters.sort_by_key(|(group, _)| position(*group));
-    order.clear();
+    let mut position = vec![usize::MAX; fuser.links.len()];
+    for (place, group) in run_order(&fuser, &clusters).into_iter().enumerate() {
+        position[group] = place;
+    }
+    clusters.sort_by_key(|&(group, _)| position[group]);
     let mut not_fused = fuser.not_fused;
     not_fused.dedup();
     Fusion { clusters: clusters.into_iter().map(|(_, cluster)| cluster).collect(), stored: fuser.stored, not_fused }
@@ -180,7 +181,8 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         let is_awaited = fuser.links.needs(*group).any(|need| need == own);
         takes_body(fuser, cluster, value)
             && !is_awaited
-            && (!waits || same_order(fuser, cluster, value))
+            && (!waits || same_order(fuser, cluster, value) && !fuser.cuts.contains(&value))
+            && has_room(fuser, cluster, &read[idx], &wanted)
             && !fuser.links.are_apart(own, *group)
     };
     let rank = |idx: usize| match clusters[idx].1.kind {
@@ -196,6 +198,15 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
     let mut candidates: Vec<_> = candidates.collect();
     candidates.sort_unstable();
     candidates.into_iter().rev().map(|(_, _, std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
+}
+
+/// Whether an elementwise cluster with one more body still binds no more than a kernel may; others may leave bodies out again.
+fn has_room(fuser: &Fuser<'_>, cluster: &Cluster, read: &IndexSet<ValueId>, wanted: &IndexSet<ValueId>) -> bool {
+    let ClusterKind::Elementwise(_) = cluster.kind else { return true };
+    let stores = cluster.stores();
+    let loads: IndexSet<Option<ValueId>> =
+        read.union(wanted).filter(|load| !stores.contains(load)).map(|&load| (!fuser.is_packed.contains(&load)).then_some(load)).collect();
+    loads.len() + stores.len() < fuser.max_buffers
 }
 
 /// Stored values and inputs, states and params that computing `roots` loads; constants aside.

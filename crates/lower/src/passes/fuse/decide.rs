@@ -46,6 +46,11 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, count: u64) -> bool {
     if !is_inline_op(op) {
         return true;
     }
+    if fuser.cuts.contains(&value) {
+        let label = fuser.label(value);
+        fuser.not_fused.push(format!("{label}: what reads it would bind or nest too much"));
+        return true;
+    }
     if is_view(op) {
         return !fuser.options.views;
     }

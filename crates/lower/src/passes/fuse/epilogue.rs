@@ -29,7 +29,7 @@ fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
         return;
     }
     let label = fuser.label(result);
-    if fuser.forbidden.epilogue.contains(&id) {
+    if fuser.forbidden.epilogue.contains(&id) || fuser.cuts.contains(&result) {
         return;
     }
     if is_half(fuser.graph.ty(result).dtype) {

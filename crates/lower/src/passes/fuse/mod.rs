@@ -12,6 +12,7 @@
 //! in which case it is stored by an elementwise cluster.
 
 mod clusters;
+mod cuts;
 mod decide;
 mod epilogue;
 mod links;
@@ -19,6 +20,7 @@ mod statistics;
 
 pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
+use crate::emit::LowerCtx;
 use indexmap::IndexSet;
 use links::Links;
 use monopass_ir::graph::NodeKind;
@@ -61,8 +63,8 @@ pub struct Forbidden {
 
 /// Groups the ops of a graph.
 #[must_use]
-pub fn fuse(graph: &Graph, options: FuseOptions, forbidden: &Forbidden) -> Fusion {
-    let mut fuser = Fuser::new(graph, options, forbidden);
+pub fn fuse(ctx: &LowerCtx<'_>, options: FuseOptions, forbidden: &Forbidden) -> Fusion {
+    let mut fuser = Fuser::new(ctx, options, forbidden);
     fuser.claim_anchors();
     if options.fuse {
         epilogue::absorb(&mut fuser);
@@ -92,6 +94,12 @@ struct Fuser<'a> {
     graph: &'a Graph,
     options: FuseOptions,
     forbidden: &'a Forbidden,
+    /// Values that are stored so that no kernel binds more, and no expression nests deeper, than it may.
+    cuts: IndexSet<ValueId>,
+    /// Storage buffers that a kernel may bind.
+    max_buffers: usize,
+    /// Params that a kernel binds together.
+    is_packed: IndexSet<ValueId>,
     uses: SecondaryMap<ValueId, Vec<NodeId>>,
     named: IndexSet<ValueId>,
     anchors: Vec<Anchor>,
@@ -103,12 +111,19 @@ struct Fuser<'a> {
 }
 
 impl<'a> Fuser<'a> {
-    fn new(graph: &'a Graph, options: FuseOptions, forbidden: &'a Forbidden) -> Self {
+    fn new(ctx: &LowerCtx<'a>, options: FuseOptions, forbidden: &'a Forbidden) -> Self {
+        let graph = ctx.graph;
+        let max_buffers = ctx.target.max_storage_buffers as usize;
+        // One binding is left for the result.
+        let cuts = if options.fuse { cuts::find(ctx, max_buffers.saturating_sub(1)) } else { IndexSet::new() };
         let named = graph.outputs.iter().chain(&graph.updates).map(|named| named.value).collect();
         Self {
             graph,
             options,
             forbidden,
+            cuts,
+            max_buffers,
+            is_packed: graph.params().map(|(_, value)| value).filter(|&value| ctx.is_packed(value)).collect(),
             uses: graph.uses(),
             named,
             anchors: Vec::new(),

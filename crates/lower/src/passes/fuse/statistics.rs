@@ -58,7 +58,11 @@ fn readers(fuser: &Fuser<'_>, reduction: Group) -> Option<(Vec<ValueId>, Vec<Gro
     let mut next = 0;
     while let Some(&value) = path.get(next) {
         next += 1;
-        if fuser.named.contains(&value) || fuser.uses[value].is_empty() || fuser.forbidden.inline.contains(&value) {
+        if fuser.named.contains(&value)
+            || fuser.uses[value].is_empty()
+            || fuser.forbidden.inline.contains(&value)
+            || fuser.cuts.contains(&value)
+        {
             return None;
         }
         for &user in &fuser.uses[value] {
