@@ -1,6 +1,6 @@
 //! Checkpoints in directories, on native targets.
 
-use monopass_blocks::checkpoint::{Bytes, Files, ReadError, WEIGHTS_FILE};
+use monopass_blocks::checkpoint::{Bytes, Files, ReadError, TORCH_FILE, WEIGHTS_FILE};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ pub struct DirFiles {
 }
 
 impl DirFiles {
-    /// The checkpoint at `path`: a directory, or a `.safetensors` file, which then stands for the tensors, with the
+    /// The checkpoint at `path`: a directory, or a `.safetensors` or `.bin` file, which then stands for the tensors, with the
     /// configuration beside it.
     ///
     /// # Errors
@@ -22,8 +22,8 @@ impl DirFiles {
         if path.metadata()?.is_dir() {
             return Ok(Self { dir: path.to_owned(), weights: None });
         }
-        if path.extension().is_none_or(|extension| extension != "safetensors") {
-            let message = "neither a directory nor a .safetensors file";
+        if path.extension().is_none_or(|extension| extension != "safetensors" && extension != "bin") {
+            let message = "neither a directory nor a .safetensors or .bin file";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
@@ -34,12 +34,17 @@ impl DirFiles {
     #[must_use]
     pub fn locate(&self, name: &str) -> Option<PathBuf> {
         match &self.weights {
-            Some(weights) if name == WEIGHTS_FILE => Some(weights.clone()),
-            // One file was named, so a list of shards beside it is not meant.
-            Some(_) if name == monopass_blocks::checkpoint::INDEX_FILE => None,
+            Some(weights) if name == weights_name(weights) => Some(weights.clone()),
+            // One file was named, so a list of shards or another one beside it is not meant.
+            Some(_) if [WEIGHTS_FILE, TORCH_FILE, monopass_blocks::checkpoint::INDEX_FILE].contains(&name) => None,
             _ => Some(self.dir.join(name)).filter(|path| path.exists()),
         }
     }
+}
+
+/// What a file of tensors is called in a directory of its own.
+fn weights_name(path: &Path) -> &'static str {
+    if path.extension().is_some_and(|extension| extension == "bin") { TORCH_FILE } else { WEIGHTS_FILE }
 }
 
 impl Files for DirFiles {

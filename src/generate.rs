@@ -202,7 +202,7 @@ impl Generator {
 
 /// Where initial states are learned, a session does not start from zero.
 fn write_initial_states(config: &LmConfig, params: &Tensors, session: &mut Session) -> Result<(), Error> {
-    if !config.block.learnable_init_states {
+    if !config.block.learns_initial_states() {
         return Ok(());
     }
     let learned = config.parameters()?.into_iter().filter(|param| param.role == Role::InitStates);

@@ -25,7 +25,7 @@
 //!
 //! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (text from a model),
 //! [`snapshot`] (stable texts of a graph for tests), `fs` (checkpoints in directories, on native targets), [`error`].
-//! The layers below are [`ir`] (graphs), [`lower`] (plans), [`runtime`] (devices) and [`blocks`] (Mamba-2).
+//! The layers below are [`ir`] (graphs), [`lower`] (plans), [`runtime`] (devices) and [`blocks`] (Mamba-2, Mamba-3).
 //!
 //! Nothing here prints or reads the environment, and `fs` alone reads files.
 
@@ -41,7 +41,7 @@ pub mod fs;
 pub mod generate;
 pub mod snapshot;
 
-pub use blocks::{LmConfig, Mamba2Config};
+pub use blocks::{BlockConfig, LmConfig, Mamba2Config, Mamba3Config};
 pub use engine::{Engine, EngineOptions, ExecutorChoice, Params, Pending, Program, Session};
 pub use error::Error;
 pub use generate::Generator;

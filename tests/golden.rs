@@ -13,11 +13,29 @@ use monopass_runtime::{Device, Session, blocking};
 use std::path::PathBuf;
 
 /// Kinds whose outputs are compared here.
-const KINDS: [&str; 11] =
-    ["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "ssd", "mamba2_block", "seed2_block", "decode", "lm", "checkpoint"];
+const KINDS: [&str; 18] = [
+    "linear",
+    "conv1d",
+    "rmsnorm",
+    "gated_rmsnorm",
+    "unary",
+    "zoh",
+    "ssd",
+    "cssd",
+    "m3_core",
+    "s6",
+    "mamba2_block",
+    "seed2_block",
+    "cmamba_block",
+    "mamba3_block",
+    "cross_entropy",
+    "decode",
+    "lm",
+    "checkpoint",
+];
 
 /// One of each kind and block, odd sizes, for what is too slow to do with all.
-const CHOSEN: [&str; 24] = [
+const CHOSEN: [&str; 39] = [
     "linear_1",
     "linear_3",
     "conv_k1_0",
@@ -42,6 +60,21 @@ const CHOSEN: [&str; 24] = [
     "decode_mamba2_p6",
     "decode_seed2_p1",
     "lm_mamba2",
+    "zoh_one",
+    "cssd_3_mimo",
+    "cssd_1_packed",
+    "m3_3_packed",
+    "m3_1_state",
+    "s6_1",
+    "cmamba_mimo",
+    "cmamba_packed",
+    "mamba3_mimonorm",
+    "mamba3_groups",
+    "mamba3_packed",
+    "decode_cmamba_p1",
+    "decode_mamba3_p6",
+    "decode_mamba3m_p1",
+    "ce_1",
 ];
 
 /// A directory on disk.
@@ -65,7 +98,7 @@ fn manifest() -> Outcome<Manifest> {
 fn run(device: &Device, case: &Case, off: &[Pass]) -> Outcome<Vec<String>> {
     let tensors = read_tensors(&case.file, &std::fs::read(folder("golden").join(&case.file))?)?;
     let (graphs, params) = if case.kind == "checkpoint" {
-        let loaded = checkpoint::load(&Dir(folder("golden").join(&case.id)))?;
+        let loaded = checkpoint::load_with(&Dir(folder("golden").join(&case.id)), &case.load_options())?;
         (CaseGraphs::of_checkpoint(case, &tensors, &loaded)?, loaded.params)
     } else {
         (CaseGraphs::new(case, &tensors)?, CaseGraphs::params_of(&tensors))
@@ -105,7 +138,7 @@ fn check(cases: &[&Case], off: &[Pass]) -> Outcome {
 fn every_case() -> Outcome {
     let manifest = manifest()?;
     let cases: Vec<&Case> = manifest.cases.iter().filter(|case| KINDS.contains(&case.kind.as_str())).collect();
-    assert_eq!(cases.len(), 105);
+    assert_eq!(cases.len(), 207);
     check(&cases, &[])
 }
 

@@ -5,15 +5,20 @@ use monopass_ir::{DType, GraphBuilder};
 use monopass_lower::kernels::prefix::lower_cumsum;
 
 fn check_cumsum(shape: &[usize], axis: usize, reverse: bool, dynamic: &[usize]) -> Outcome<()> {
+    let leading: Vec<usize> = dynamic.iter().copied().filter(|&a| a <= axis).collect();
     let g = GraphBuilder::new("t");
     let x = g.input_dynamic("x", DType::F32, shape, dynamic);
     let i = g.input_dynamic("i", DType::I32, shape, dynamic);
     let u = g.input_dynamic("u", DType::U32, shape, dynamic);
-    g.output("f32", (x * 0.5).cumsum(axis, reverse));
-    g.output("i32", i.cumsum(axis, reverse));
-    g.output("u32", u.cumsum(axis, reverse));
+    let reset = g.input_dynamic("reset", DType::Bool, &shape[..=axis], &leading);
+    g.output("f32", (x * 0.5).cumsum(None, axis, reverse, 0.0));
+    g.output("i32", i.cumsum(None, axis, reverse, 0.0));
+    g.output("u32", u.cumsum(None, axis, reverse, 0.0));
+    g.output("anew", (x * 0.5).cumsum(Some(reset), axis, reverse, 0.0));
+    // A wide period, whose half the sums of these inputs seldom come near.
+    g.output("modulo", x.cumsum(None, axis, reverse, 1000.0));
     let graph = g.finish()?;
-    let sums = ["f32", "i32", "u32"].map(|name| output(&graph, name));
+    let sums = ["f32", "i32", "u32", "anew", "modulo"].map(|name| output(&graph, name));
     check_within(&format!("cumsum {shape:?} {axis} {reverse}"), &graph, 1e-5, &|ctx, _| {
         sums.iter().flatten().map(|&value| lower_cumsum(ctx, value, &all_inline(&graph))).collect()
     })

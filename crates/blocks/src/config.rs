@@ -1,21 +1,28 @@
 //! Sizes and options of the block and of the language model, the sizes that follow from them, and what has to fit.
 
+use crate::block::{BlockConfig, BlockSizes};
 use crate::error::{ConfigError, ConfigErrors};
 use crate::names;
 use crate::params::Role;
+use crate::state::StateInfo;
 
 /// Kernels unroll the taps of the convolution.
 const MAX_TAPS: usize = 64;
 
 /// Options of a Mamba-2 block; [`sizes`](Self::sizes) checks them.
 ///
-/// The same block with other options is the predecessor's ([`Mamba2Config::seed`]).
+/// The same block with other options is the predecessor's ([`Mamba2Config::seed`]), and the one with complex states and
+/// ranks ([`Mamba2Config::cmamba`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba2Config {
     /// Width of the residual stream.
     pub d_model: usize,
-    /// N, states a head and channel.
+    /// N, states a head and channel; complex ones count once.
     pub d_state: usize,
+    /// Whether states are complex, see [`Cssd`](crate::cssd::Cssd).
+    pub complex: bool,
+    /// R, ranks of the update of a complex state.
+    pub mimo_rank: usize,
     /// K, taps of the convolution.
     pub d_conv: usize,
     /// `d_inner / d_model`; their product has to be whole.
@@ -96,7 +103,7 @@ pub struct Mamba2Sizes {
     pub d_mlp: usize,
     /// H, heads.
     pub nheads: usize,
-    /// Rows of B, and of C: `ngroups * d_state`.
+    /// Rows of B, and of C: `ngroups * d_state`, with complex states twice that for each rank.
     pub d_bc: usize,
     /// Channels of the convolution, `d_ssm + 2 * d_bc`.
     pub conv_dim: usize,
@@ -115,6 +122,8 @@ impl Mamba2Config {
         Self {
             d_model,
             d_state: 128,
+            complex: false,
+            mimo_rank: 1,
             d_conv: 4,
             expand: 2.0,
             headdim: 64,
@@ -152,6 +161,25 @@ impl Mamba2Config {
         config
     }
 
+    /// The predecessor's block with complex states: as [`seed`](Self::seed), where A = -exp(a0) + i a1 comes from two
+    /// numbers a head and the discretisation is exact.
+    #[must_use]
+    pub const fn cmamba(d_model: usize) -> Self {
+        let mut config = Self::seed(d_model);
+        config.complex = true;
+        config
+    }
+
+    /// What the block carries from one token to the next.
+    #[must_use]
+    pub fn states(&self, sizes: &Mamba2Sizes) -> Vec<StateInfo> {
+        let mut ssm = vec![sizes.nheads, self.headdim, self.d_state];
+        ssm.extend(self.complex.then_some(2));
+        let conv = vec![sizes.conv_dim, self.d_conv.saturating_sub(1)];
+        let conv = (self.d_conv > 1).then_some(StateInfo { name: "conv_state", shape: conv });
+        conv.into_iter().chain([StateInfo { name: "ssm_state", shape: ssm }]).collect()
+    }
+
     /// The sizes that follow, if all options fit together.
     ///
     /// # Errors
@@ -167,13 +195,14 @@ impl Mamba2Config {
     }
 
     /// Names of the settings that are sizes, with their values.
-    const fn counts(&self) -> [(&'static str, usize); 5] {
+    const fn counts(&self) -> [(&'static str, usize); 6] {
         [
             ("d_model", self.d_model),
             ("d_state", self.d_state),
             ("d_conv", self.d_conv),
             ("headdim", self.headdim),
             ("ngroups", self.ngroups),
+            ("mimo_rank", self.mimo_rank),
         ]
     }
 
@@ -198,6 +227,13 @@ impl Mamba2Config {
         }
         for (key, value) in [("eps", self.eps), ("norm_eps", self.norm_eps)] {
             check_eps(key, value, &mut errors);
+        }
+        if self.mimo_rank > 1 && !self.complex {
+            errors.push(ConfigError::OutOfRange {
+                key: "mimo_rank",
+                value: self.mimo_rank.to_string(),
+                help: "ranks need complex states: set complex = true, or mimo_rank = 1",
+            });
         }
         let [lo, hi] = self.dt_limit;
         if !(lo.is_finite() && lo >= 0.0 && hi.is_finite() && lo <= hi) {
@@ -248,7 +284,8 @@ impl Mamba2Config {
         let tensors = [
             ("in_proj", sizes.in_proj_rows, self.d_model),
             ("the convolution", sizes.conv_dim, self.d_conv),
-            ("the states", sizes.d_ssm, self.d_state),
+            ("the states", sizes.d_ssm, self.d_state.saturating_mul(if self.complex { 2 } else { 1 })),
+            ("weights of ranks", sizes.d_ssm, self.mimo_rank),
         ];
         let Some((what, ..)) = tensors.into_iter().find(|&(_, rows, columns)| !is_countable(rows.saturating_mul(columns))) else { return };
         #[expect(clippy::cast_precision_loss, reason = "sizes are checked to be below 2^32 before")]
@@ -258,7 +295,8 @@ impl Mamba2Config {
     }
 
     fn assemble(&self, d_inner: usize, d_ssm: usize, nheads: usize, norm_group: usize) -> Mamba2Sizes {
-        let d_bc = self.ngroups.saturating_mul(self.d_state);
+        let numbers = if self.complex { self.mimo_rank.saturating_mul(2) } else { 1 };
+        let d_bc = self.ngroups.saturating_mul(self.d_state).saturating_mul(numbers);
         let conv_dim = d_ssm.saturating_add(d_bc.saturating_mul(2));
         let d_mlp = d_inner - d_ssm;
         let d_gate = if self.gate { d_ssm } else { 0 };
@@ -283,7 +321,7 @@ impl Mamba2Config {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LmConfig {
     /// Every layer's block.
-    pub block: Mamba2Config,
+    pub block: BlockConfig,
     /// Layers.
     pub n_layer: usize,
     /// Rows of the embedding, padding included.
@@ -297,8 +335,9 @@ pub struct LmConfig {
 impl LmConfig {
     /// A tied model with the block's eps in the final norm.
     #[must_use]
-    pub const fn new(block: Mamba2Config, n_layer: usize, vocab_size: usize) -> Self {
-        let norm_eps = block.eps;
+    pub fn new(block: impl Into<BlockConfig>, n_layer: usize, vocab_size: usize) -> Self {
+        let block = block.into();
+        let norm_eps = block.eps();
         Self { block, n_layer, vocab_size, norm_eps, tie_embeddings: true }
     }
 
@@ -306,7 +345,7 @@ impl LmConfig {
     ///
     /// # Errors
     /// Every inconsistency, each with how to fix it.
-    pub fn sizes(&self) -> Result<Mamba2Sizes, ConfigErrors> {
+    pub fn sizes(&self) -> Result<BlockSizes<'_>, ConfigErrors> {
         let mut errors = Vec::new();
         for (key, value) in [("n_layer", self.n_layer), ("vocab_size", self.vocab_size)] {
             if value == 0 {
@@ -314,9 +353,9 @@ impl LmConfig {
             }
             check_countable(key, value, &mut errors);
         }
-        if errors.is_empty() && !is_countable(self.vocab_size.saturating_mul(self.block.d_model)) {
+        if errors.is_empty() && !is_countable(self.vocab_size.saturating_mul(self.block.d_model())) {
             let (key, value) =
-                if self.vocab_size < self.block.d_model { ("d_model", self.block.d_model) } else { ("vocab_size", self.vocab_size) };
+                if self.vocab_size < self.block.d_model() { ("d_model", self.block.d_model()) } else { ("vocab_size", self.vocab_size) };
             errors.push(ConfigError::ManyElements { key, value: value.to_string(), what: "the embedding" });
         }
         check_eps("norm_eps", self.norm_eps, &mut errors);
@@ -328,27 +367,27 @@ impl LmConfig {
     }
 }
 
-fn out_of_range(key: &'static str, value: f64, help: &'static str) -> ConfigError {
+pub(crate) fn out_of_range(key: &'static str, value: f64, help: &'static str) -> ConfigError {
     ConfigError::OutOfRange { key, value: format!("{value:?}"), help }
 }
 
-fn is_countable(value: usize) -> bool {
+pub(crate) fn is_countable(value: usize) -> bool {
     u32::try_from(value).is_ok()
 }
 
-fn check_eps(key: &'static str, value: f64, errors: &mut Vec<ConfigError>) {
+pub(crate) fn check_eps(key: &'static str, value: f64, errors: &mut Vec<ConfigError>) {
     if !(value.is_finite() && value >= 0.0) {
         errors.push(out_of_range(key, value, "eps is a finite number that is not negative, usually 1e-5"));
     }
 }
 
-fn check_countable(key: &'static str, value: usize, errors: &mut Vec<ConfigError>) {
+pub(crate) fn check_countable(key: &'static str, value: usize, errors: &mut Vec<ConfigError>) {
     if !is_countable(value) {
         errors.push(ConfigError::TooLarge { key, value });
     }
 }
 
-fn check_multiple(
+pub(crate) fn check_multiple(
     (what, size): (&'static str, usize),
     (by, divisor): (&'static str, usize),
     help: &'static str,
@@ -360,7 +399,7 @@ fn check_multiple(
 }
 
 /// `factor * size` if it is a whole number of at least 1 that an f64 holds exactly.
-fn whole_product(factor: f64, size: usize) -> Option<usize> {
+pub(crate) fn whole_product(factor: f64, size: usize) -> Option<usize> {
     #[expect(clippy::cast_precision_loss, reason = "sizes are checked to be below 2^32 before")]
     let product = factor * size as f64;
     let is_whole = product >= 1.0 && product <= f64::from(u32::MAX) && product.fract() == 0.0;
@@ -389,6 +428,15 @@ mod tests {
         assert_eq!((sizes.nheads, sizes.norm_group, sizes.conv_dim), (6, 8, 54));
         let split = Mamba2Config { d_ssm: Some(12), ngroups: 1, ..small() }.sizes().unwrap();
         assert_eq!((split.d_mlp, split.nheads, split.in_proj_rows), (12, 3, 24 + 12 + 22 + 3));
+    }
+
+    #[test]
+    fn complex_states_count_twice_for_each_rank() {
+        let config = Mamba2Config { headdim: 4, d_state: 3, ngroups: 2, mimo_rank: 3, ..Mamba2Config::cmamba(8) };
+        let sizes = config.sizes().unwrap();
+        assert_eq!((sizes.d_bc, sizes.conv_dim, sizes.in_proj_rows), (36, 88, 92));
+        assert_eq!(config.states(&sizes)[1].shape, [4, 4, 3, 2]);
+        assert!(messages(&Mamba2Config { mimo_rank: 2, ..small() }).contains("ranks need complex states"));
     }
 
     #[test]

@@ -116,6 +116,9 @@ impl ConfigError {
             Self::UnknownKey { known, .. } => format!("the settings are {known}"),
             Self::NotASetting { .. } => "write settings as key=value, separated by commas".to_owned(),
             Self::BadValue { key, expects, .. } => format!("give {key} {expects}"),
+            Self::Missing { key: "a_act" } => {
+                "add a_act, softplus (mamba_ssm before June 2026) or heavy_tail (since then), as the weights were trained".to_owned()
+            }
             Self::Missing { key } => format!("add {key}"),
             Self::Zero { key } => format!("{key} is at least 1"),
             Self::TooLarge { key, .. } => format!("keep {key} below 4294967296"),

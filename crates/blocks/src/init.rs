@@ -3,7 +3,8 @@
 //! So that no system library has a say, the logarithm and the exponential are computed here from operations that IEEE 754
 //! defines to the last bit.
 
-use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming};
+use crate::block::{BlockConfig, BlockSizes};
+use crate::config::{LmConfig, Naming};
 use crate::error::ConfigErrors;
 use crate::params::{ParamInfo, Role};
 use indexmap::IndexMap;
@@ -19,16 +20,19 @@ const A_RANGE: [f64; 2] = [1.0, 16.0];
 const EMBEDDING_STD: f64 = 0.02;
 const PREDECESSOR_CONV_STD: f64 = 0.01;
 
-/// Parameters of one block, in the order of [`Mamba2Config::parameters`].
+/// Parameters of one block, in the order of [`BlockConfig::parameters`].
 ///
 /// Under [`Naming::Mixer`] as in the reference implementation: A uniform in 1..16, `dt_bias` such that the time step is
 /// log-uniform in 1e-3..1e-1, projections and convolution uniform by fan-in, norms and D one. Under
-/// [`Naming::Predecessor`] as there: `A_log` and `dt_bias` 0, convolution normal with deviation 0.01.
+/// [`Naming::Predecessor`] as there: `A_log` and `dt_bias` 0, convolution normal with deviation 0.01. Angular rates of complex
+/// states are spread evenly over a turn, over the heads; weights of ranks start at one over the rank, those of z, norms and
+/// biases of B and C at one.
 ///
 /// # Errors
 /// Every inconsistency of the configuration.
-pub fn block(config: &Mamba2Config, seed: u64) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
-    fill(config, &config.sizes()?, &config.parameters("")?, 1, seed)
+pub fn block(config: &(impl Clone + Into<BlockConfig>), seed: u64) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
+    let config: BlockConfig = config.clone().into();
+    fill(&Scales::new(&config.sizes()?, 1), &config.parameters("")?, seed)
 }
 
 /// Parameters of a model, in the order of [`LmConfig::parameters`]; each layer as [`block`], with `out_proj` divided by the
@@ -37,48 +41,67 @@ pub fn block(config: &Mamba2Config, seed: u64) -> Result<IndexMap<String, Tensor
 /// # Errors
 /// Every inconsistency of the configuration.
 pub fn lm(config: &LmConfig, seed: u64) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
-    fill(&config.block, &config.sizes()?, &config.parameters()?, config.n_layer, seed)
+    fill(&Scales::new(&config.sizes()?, config.n_layer), &config.parameters()?, seed)
 }
 
-fn fill(
-    config: &Mamba2Config,
-    sizes: &Mamba2Sizes,
-    params: &[ParamInfo],
-    n_layer: usize,
-    seed: u64,
-) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
+fn fill(scales: &Scales, params: &[ParamInfo], seed: u64) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
     let mut random = Random::new(seed);
     let mut tensors = IndexMap::with_capacity(params.len());
     for param in params {
-        let n_elems = param.shape.iter().product();
-        let values = values(config, sizes, param.role, n_layer, n_elems, &mut random);
+        let values = scales.values(param, &mut random);
         let Ok(tensor) = TensorData::f32(param.shape.clone(), values) else { continue };
         tensors.insert(param.name.clone(), tensor);
     }
     Ok(tensors)
 }
 
-fn values(config: &Mamba2Config, sizes: &Mamba2Sizes, role: Role, n_layer: usize, n_elems: usize, random: &mut Random) -> Vec<f32> {
-    let is_predecessor = config.naming == Naming::Predecessor;
-    let (by_model, by_inner, by_taps) = (by_fan_in(config.d_model), by_fan_in(sizes.d_inner), by_fan_in(config.d_conv));
-    let mut draw = |value: &mut dyn FnMut(&mut Random) -> f64| -> Vec<f32> {
-        #[expect(clippy::cast_possible_truncation, reason = "parameters are f32")]
-        (0..n_elems).map(|_| value(random) as f32).collect()
-    };
-    match role {
-        Role::PreNorm | Role::Norm | Role::FinalNorm | Role::DSkip => vec![1.0; n_elems],
-        Role::InitStates => vec![0.0; n_elems],
-        Role::ConvBias | Role::ALog | Role::DtBias if is_predecessor => vec![0.0; n_elems],
-        Role::Conv if is_predecessor => draw(&mut |r| PREDECESSOR_CONV_STD * r.normal()),
-        Role::InProj | Role::InProjBias => draw(&mut |r| r.uniform(-by_model, by_model)),
-        Role::OutProj | Role::OutProjBias => {
-            let bound = by_inner / ratio(n_layer).sqrt();
-            draw(&mut |r| r.uniform(-bound, bound))
+/// What the distributions depend on.
+struct Scales {
+    is_predecessor: bool,
+    /// Bounds of the projections and the convolution.
+    by_model: f64,
+    by_inner: f64,
+    by_taps: f64,
+}
+
+impl Scales {
+    fn new(sizes: &BlockSizes<'_>, n_layer: usize) -> Self {
+        let (is_predecessor, d_model, d_conv) = match sizes {
+            BlockSizes::Mamba2(config, _) => (config.naming == Naming::Predecessor, config.d_model, config.d_conv),
+            BlockSizes::Mamba3(config, _) => (false, config.d_model, 1),
+        };
+        let by_inner = by_fan_in(sizes.d_inner()) / ratio(n_layer).sqrt();
+        Self { is_predecessor, by_model: by_fan_in(d_model), by_inner, by_taps: by_fan_in(d_conv) }
+    }
+
+    fn values(&self, param: &ParamInfo, random: &mut Random) -> Vec<f32> {
+        let n_elems: usize = param.shape.iter().product();
+        let mut draw = |value: &mut dyn FnMut(&mut Random) -> f64| -> Vec<f32> {
+            #[expect(clippy::cast_possible_truncation, reason = "parameters are f32")]
+            (0..n_elems).map(|_| value(random) as f32).collect()
+        };
+        match param.role {
+            Role::PreNorm | Role::Norm | Role::FinalNorm | Role::DSkip => vec![1.0; n_elems],
+            Role::BNorm | Role::CNorm | Role::BBias | Role::CBias | Role::MimoZ => vec![1.0; n_elems],
+            Role::MimoX | Role::MimoO => draw(&mut |_| 1.0 / ratio(param.shape.get(1).copied().unwrap_or(1))),
+            Role::InitStates => vec![0.0; n_elems],
+            Role::ConvBias | Role::DtBias if self.is_predecessor => vec![0.0; n_elems],
+            Role::Conv if self.is_predecessor => draw(&mut |r| PREDECESSOR_CONV_STD * r.normal()),
+            Role::InProj | Role::InProjBias => draw(&mut |r| r.uniform(-self.by_model, self.by_model)),
+            Role::OutProj | Role::OutProjBias => draw(&mut |r| r.uniform(-self.by_inner, self.by_inner)),
+            Role::Conv | Role::ConvBias => draw(&mut |r| r.uniform(-self.by_taps, self.by_taps)),
+            Role::ALog => {
+                let mut rate = |r: &mut Random| if self.is_predecessor { 0.0 } else { ln(r.uniform(A_RANGE[0], A_RANGE[1])) };
+                let &[nheads, 2] = param.shape.as_slice() else { return draw(&mut rate) };
+                let mut entry = 0usize;
+                draw(&mut |r| {
+                    entry += 1;
+                    if entry % 2 == 1 { rate(r) } else { std::f64::consts::TAU * ratio(entry / 2 - 1) / ratio(nheads) }
+                })
+            }
+            Role::DtBias => draw(&mut |r| dt_bias(r)),
+            Role::Embedding | Role::Head => draw(&mut |r| EMBEDDING_STD * r.normal()),
         }
-        Role::Conv | Role::ConvBias => draw(&mut |r| r.uniform(-by_taps, by_taps)),
-        Role::ALog => draw(&mut |r| ln(r.uniform(A_RANGE[0], A_RANGE[1]))),
-        Role::DtBias => draw(&mut |r| dt_bias(r)),
-        Role::Embedding | Role::Head => draw(&mut |r| EMBEDDING_STD * r.normal()),
     }
 }
 
@@ -167,6 +190,7 @@ fn exp(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Mamba2Config;
 
     #[test]
     fn own_functions_agree_with_the_library() {

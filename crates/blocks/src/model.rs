@@ -1,12 +1,13 @@
 //! A language model: embedding, layers, final norm, head.
 
-use crate::config::{LmConfig, Mamba2Sizes};
+use crate::block::{Block, BlockSizes};
+use crate::config::LmConfig;
 use crate::linear::linear;
 use crate::loss::cross_entropy;
-use crate::mamba2::{Io, Mamba2, Packing, States};
 use crate::names;
 use crate::norm::rms_norm;
 use crate::params::Role;
+use crate::state::{Io, Packing, States};
 use monopass_ir::error::BuildErrors;
 use monopass_ir::{DType, Graph, GraphBuilder, Tensor};
 
@@ -15,7 +16,7 @@ use monopass_ir::{DType, Graph, GraphBuilder, Tensor};
 pub struct Lm<'g> {
     config: LmConfig,
     embedding: Tensor<'g>,
-    layers: Vec<Mamba2<'g>>,
+    layers: Vec<Block<'g>>,
     norm_f: Tensor<'g>,
     head: Tensor<'g>,
 }
@@ -59,7 +60,7 @@ impl LmGraph {
 
 /// The graph of a model: input `ids [batch, len]` u32, outputs as `options.head` says.
 ///
-/// States are called `layers.0.conv_state` and so on, see [`crate::mamba2::graph`]. Batch and length are dynamic axes;
+/// States are called `layers.0.conv_state` and so on, see [`crate::block::graph`]. Batch and length are dynamic axes;
 /// `len` 1 is a decode step.
 ///
 /// # Errors
@@ -73,12 +74,12 @@ pub fn graph(config: &LmConfig, batch: usize, len: usize, options: LmGraph) -> R
     g.finish()
 }
 
-fn build(g: &GraphBuilder, config: &LmConfig, sizes: Mamba2Sizes, [batch, len]: [usize; 2], options: LmGraph) {
+fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len]: [usize; 2], options: LmGraph) {
     let ids = g.input_dynamic("ids", DType::U32, [batch, len], &[0, 1]);
     let packing = Packing::declare(g, batch, len, options.seq_idx, options.mask);
-    let states: Option<Vec<States<'_>>> = (0..config.n_layer)
-        .map(|layer| States::declare(g, &config.block, &sizes, batch, &names::state_prefix(layer), options.io))
-        .collect();
+    let infos = sizes.states();
+    let states: Option<Vec<States<'_>>> =
+        (0..config.n_layer).map(|layer| States::declare(g, &infos, batch, &names::state_prefix(layer), options.io)).collect();
     let lm = Lm::declare(g, config, sizes);
     let (hidden, states) = lm.hidden(ids, states.as_deref(), packing);
     match options.head {
@@ -103,11 +104,11 @@ fn build(g: &GraphBuilder, config: &LmConfig, sizes: Mamba2Sizes, [batch, len]: 
 impl<'g> Lm<'g> {
     /// Declares the model's parameters. `sizes` are those of `config`.
     #[must_use]
-    pub fn declare(g: &'g GraphBuilder, config: &LmConfig, sizes: Mamba2Sizes) -> Self {
-        let table = [config.vocab_size, config.block.d_model];
+    pub fn declare(g: &'g GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>) -> Self {
+        let table = [config.vocab_size, config.block.d_model()];
         let param = |role, shape: &[usize]| g.param(names::of_model(role).unwrap_or_default(), DType::F32, shape);
         let embedding = param(Role::Embedding, &table);
-        let layers = (0..config.n_layer).map(|layer| Mamba2::declare(g, &config.block, sizes, &names::layer_prefix(layer))).collect();
+        let layers = (0..config.n_layer).map(|layer| sizes.declare(g, &names::layer_prefix(layer))).collect();
         let norm_f = param(Role::FinalNorm, &table[1..]);
         let head = if config.tie_embeddings { embedding } else { param(Role::Head, &table) };
         Self { config: config.clone(), embedding, layers, norm_f, head }
@@ -131,7 +132,7 @@ impl<'g> Lm<'g> {
         let mut after = Vec::with_capacity(self.layers.len());
         for (layer, block) in self.layers.iter().enumerate() {
             let _scope = g.scope(names::state_prefix(layer).trim_end_matches('.'));
-            let before = states.and_then(|states| states.get(layer).copied());
+            let before = states.and_then(|states| states.get(layer));
             let (out, states) = block.forward(x, before, packing);
             x = out;
             after.push(states);
@@ -148,7 +149,7 @@ impl<'g> Lm<'g> {
         let g = hidden.builder();
         let normed = {
             let _scope = g.scope("norm_f");
-            rms_norm(hidden, self.norm_f, self.config.norm_eps, self.config.block.d_model)
+            rms_norm(hidden, self.norm_f, self.config.norm_eps, self.config.block.d_model())
         };
         let _scope = g.scope("lm_head");
         linear(normed, self.head, None)
@@ -167,6 +168,6 @@ impl<'g> Lm<'g> {
         }
         // Also where it is the only one, so that its graph is that of longer sequences.
         let last = hidden.slice_axis(1, len - 1, len);
-        self.logits(last.reshape([batch, self.config.block.d_model]))
+        self.logits(last.reshape([batch, self.config.block.d_model()]))
     }
 }

@@ -26,6 +26,13 @@ const fn mixer(role: Role) -> Option<&'static str> {
         Role::OutProj => "mixer.out_proj.weight",
         Role::OutProjBias => "mixer.out_proj.bias",
         Role::InitStates => "mixer.init_states",
+        Role::MimoX => "mixer.mimo_x",
+        Role::MimoZ => "mixer.mimo_z",
+        Role::MimoO => "mixer.mimo_o",
+        Role::BNorm => "mixer.B_norm.weight",
+        Role::CNorm => "mixer.C_norm.weight",
+        Role::BBias => "mixer.B_bias",
+        Role::CBias => "mixer.C_bias",
         Role::Embedding | Role::FinalNorm | Role::Head => return None,
     })
 }
@@ -41,7 +48,19 @@ const fn predecessor(role: Role) -> Option<&'static str> {
         Role::DSkip => "D_vec",
         Role::Norm => "normWeight",
         Role::OutProj => "wOutProj",
-        Role::InProjBias | Role::OutProjBias | Role::InitStates | Role::Embedding | Role::FinalNorm | Role::Head => return None,
+        Role::MimoX => "mimo_x",
+        Role::MimoO => "mimo_o",
+        Role::InProjBias
+        | Role::OutProjBias
+        | Role::InitStates
+        | Role::MimoZ
+        | Role::BNorm
+        | Role::CNorm
+        | Role::BBias
+        | Role::CBias
+        | Role::Embedding
+        | Role::FinalNorm
+        | Role::Head => return None,
     })
 }
 
@@ -63,7 +82,14 @@ pub const fn of_model(role: Role) -> Option<&'static str> {
         | Role::Norm
         | Role::OutProj
         | Role::OutProjBias
-        | Role::InitStates => None,
+        | Role::InitStates
+        | Role::MimoX
+        | Role::MimoZ
+        | Role::MimoO
+        | Role::BNorm
+        | Role::CNorm
+        | Role::BBias
+        | Role::CBias => None,
     }
 }
 
@@ -106,9 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn the_predecessor_has_nine_names() {
+    fn the_predecessor_has_nine_names_and_those_of_ranks() {
         let names: Vec<_> = Role::ALL.into_iter().filter_map(|role| of_block(Naming::Predecessor, role)).collect();
-        assert_eq!(names.len(), 9);
-        assert_eq!(Role::ALL.into_iter().filter_map(|role| of_block(Naming::Mixer, role)).count(), 12);
+        assert_eq!(names.len(), 11);
+        assert_eq!(names.iter().filter(|name| name.starts_with("mimo_")).count(), 2);
+        assert_eq!(Role::ALL.into_iter().filter_map(|role| of_block(Naming::Mixer, role)).count(), 19);
     }
 }

@@ -18,7 +18,8 @@ pub enum Role {
     Conv,
     /// Its bias, `[conv_dim]`.
     ConvBias,
-    /// Logarithm of the decay rate, `[nheads]`: A is `-exp` of it.
+    /// Logarithm of the decay rate, `[nheads]`: A is `-exp` of it. With complex states `[nheads, 2]`, the second column the
+    /// angular rate.
     ALog,
     /// Added to dt before softplus, `[nheads]`.
     DtBias,
@@ -32,6 +33,20 @@ pub enum Role {
     OutProjBias,
     /// State that the scan starts from, `[nheads, headdim, d_state]`.
     InitStates,
+    /// Weight of x in each rank, `[nheads, mimo_rank, headdim]`.
+    MimoX,
+    /// Weight of z in each rank, likewise.
+    MimoZ,
+    /// Weight of each rank in the output, likewise.
+    MimoO,
+    /// Scale of the norm of B, `[d_state]`.
+    BNorm,
+    /// Scale of the norm of C, `[d_state]`.
+    CNorm,
+    /// Added to B after its norm, `[nheads, mimo_rank, d_state]`.
+    BBias,
+    /// Added to C after its norm, likewise.
+    CBias,
     /// Rows of tokens, `[vocab_size, d_model]`.
     Embedding,
     /// Scale of the final norm, `[d_model]`.
@@ -42,7 +57,7 @@ pub enum Role {
 
 impl Role {
     /// Every role, in the order in which parameters are listed.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 22] = [
         Self::Embedding,
         Self::PreNorm,
         Self::InProj,
@@ -56,6 +71,13 @@ impl Role {
         Self::OutProj,
         Self::OutProjBias,
         Self::InitStates,
+        Self::BNorm,
+        Self::CNorm,
+        Self::BBias,
+        Self::CBias,
+        Self::MimoX,
+        Self::MimoZ,
+        Self::MimoO,
         Self::FinalNorm,
         Self::Head,
     ];
@@ -64,7 +86,7 @@ impl Role {
     #[must_use]
     pub const fn is_decay_exempt(self) -> bool {
         match self {
-            Self::InProj | Self::Conv | Self::OutProj | Self::Embedding | Self::Head => false,
+            Self::InProj | Self::Conv | Self::OutProj | Self::MimoX | Self::MimoZ | Self::MimoO | Self::Embedding | Self::Head => false,
             Self::PreNorm
             | Self::InProjBias
             | Self::ConvBias
@@ -74,6 +96,10 @@ impl Role {
             | Self::Norm
             | Self::OutProjBias
             | Self::InitStates
+            | Self::BNorm
+            | Self::CNorm
+            | Self::BBias
+            | Self::CBias
             | Self::FinalNorm => true,
         }
     }
@@ -147,17 +173,26 @@ impl Mamba2Config {
                 Naming::Predecessor => vec![sizes.conv_dim, self.d_conv],
             },
             Role::ConvBias if self.conv_bias => vec![sizes.conv_dim],
+            Role::ALog if self.complex => vec![sizes.nheads, 2],
             Role::ALog | Role::DtBias => vec![sizes.nheads],
             Role::DSkip => vec![if self.d_has_hdim { sizes.d_ssm } else { sizes.nheads }],
             Role::Norm if self.norm != NormKind::None => vec![sizes.d_ssm],
             Role::OutProj => vec![self.d_model, sizes.d_inner],
             Role::OutProjBias if self.bias => vec![self.d_model],
-            Role::InitStates if self.learnable_init_states => vec![sizes.nheads, self.headdim, self.d_state],
+            Role::InitStates if self.learnable_init_states => self.states(sizes).pop()?.shape,
+            Role::MimoX | Role::MimoO if self.mimo_rank > 1 => vec![sizes.nheads, self.mimo_rank, self.headdim],
             Role::InProjBias
             | Role::ConvBias
             | Role::Norm
             | Role::OutProjBias
             | Role::InitStates
+            | Role::MimoX
+            | Role::MimoZ
+            | Role::MimoO
+            | Role::BNorm
+            | Role::CNorm
+            | Role::BBias
+            | Role::CBias
             | Role::Embedding
             | Role::FinalNorm
             | Role::Head => return None,
@@ -170,8 +205,7 @@ impl Mamba2Config {
     /// Every inconsistency of the configuration.
     pub fn parameters(&self, prefix: &str) -> Result<Vec<ParamInfo>, ConfigErrors> {
         let sizes = self.sizes()?;
-        let param = |role| Some(info(format!("{prefix}{}", names::of_block(self.naming, role)?), self.shape_of(&sizes, role)?, role));
-        Ok(Role::ALL.into_iter().filter_map(param).collect())
+        Ok(list(prefix, self.naming, |role| self.shape_of(&sizes, role)))
     }
 
     /// Rows of `in_proj` that make B and C: they stand after the gated unit's two parts, z and x.
@@ -197,13 +231,13 @@ impl LmConfig {
     /// Every inconsistency of the configuration.
     pub fn parameters(&self) -> Result<Vec<ParamInfo>, ConfigErrors> {
         self.sizes()?;
-        let table = vec![self.vocab_size, self.block.d_model];
+        let table = vec![self.vocab_size, self.block.d_model()];
         let param = |role, shape| names::of_model(role).map(|name| info(name.to_owned(), shape, role));
         let mut params: Vec<ParamInfo> = param(Role::Embedding, table.clone()).into_iter().collect();
         for layer in 0..self.n_layer {
             params.extend(self.block.parameters(&names::layer_prefix(layer))?);
         }
-        params.extend(param(Role::FinalNorm, vec![self.block.d_model]));
+        params.extend(param(Role::FinalNorm, vec![self.block.d_model()]));
         if !self.tie_embeddings {
             params.extend(param(Role::Head, table));
         }
@@ -215,15 +249,21 @@ impl LmConfig {
     /// # Errors
     /// A pattern that matches nothing, or an inconsistent configuration.
     pub fn trainable(&self, mode: &Trainable) -> Result<Vec<TrainRows>, TrainableError> {
-        select(&self.parameters()?, mode, self.block.bc_rows(&self.sizes()?))
+        select(&self.parameters()?, mode, self.sizes()?.bc_rows())
     }
+}
+
+/// The parameters of a block for whose role there is a shape.
+pub(crate) fn list(prefix: &str, naming: Naming, shape_of: impl Fn(Role) -> Option<Vec<usize>>) -> Vec<ParamInfo> {
+    let param = |role| Some(info(format!("{prefix}{}", names::of_block(naming, role)?), shape_of(role)?, role));
+    Role::ALL.into_iter().filter_map(param).collect()
 }
 
 fn info(name: String, shape: Vec<usize>, role: Role) -> ParamInfo {
     ParamInfo { name, shape, role, decay_exempt: role.is_decay_exempt() }
 }
 
-fn select(params: &[ParamInfo], mode: &Trainable, bc_rows: Range<usize>) -> Result<Vec<TrainRows>, TrainableError> {
+pub(crate) fn select(params: &[ParamInfo], mode: &Trainable, bc_rows: Range<usize>) -> Result<Vec<TrainRows>, TrainableError> {
     let whole = |param: &ParamInfo| TrainRows { name: param.name.clone(), rows: 0..param.shape.first().copied().unwrap_or(1) };
     match mode {
         Trainable::All => Ok(params.iter().map(whole).collect()),

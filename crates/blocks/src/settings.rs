@@ -1,23 +1,45 @@
 //! Configurations from text (`d_model=256,d_state=16`) and from JSON, by one table of settings.
 
+use crate::block::BlockConfig;
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind, Taps};
 use crate::error::{ConfigError, ConfigErrors};
 use crate::json;
+use crate::mamba3::Mamba3Config;
 use serde_json::Value;
 
 /// A setting: its names (the first is ours, the others those of files), what it takes, and how it is stored.
 /// The function gives `None` if the value does not fit.
-type Row = (&'static [&'static str], &'static str, fn(&mut Mamba2Config, &Value) -> Option<()>);
+pub(crate) type Row<C> = (&'static [&'static str], &'static str, fn(&mut C, &Value) -> Option<()>);
 
-const COUNT: &str = "a whole number that is not negative";
-const FLAG: &str = "true or false";
-const NUMBER: &str = "a number";
+/// Name of a derived size and what it has to be.
+pub(crate) type Derived<S> = (&'static str, fn(&S) -> usize);
 
-/// Every setting of a block. `rmsnorm` and `norm_before_gate` are the two halves of `norm` in files; the second one stands
+/// A configuration with a table of settings.
+pub(crate) trait Settings: Sized + 'static {
+    /// Sizes that follow from it.
+    type Sizes: 'static;
+    /// Every setting.
+    const ROWS: &'static [Row<Self>];
+    /// Derived sizes that a file may state.
+    const DERIVED: &'static [Derived<Self::Sizes>];
+    /// Settings that a file has to have.
+    const NEEDED: &'static [&'static str];
+
+    /// The sizes, if all options fit together.
+    fn check(&self) -> Result<Self::Sizes, ConfigErrors>;
+}
+
+pub(crate) const COUNT: &str = "a whole number that is not negative";
+pub(crate) const FLAG: &str = "true or false";
+pub(crate) const NUMBER: &str = "a number";
+
+/// Every setting of a Mamba-2 block. `rmsnorm` and `norm_before_gate` are the two halves of `norm` in files; the second one stands
 /// after the first, and settings are stored in the order of this table, so that their order in a file does not matter.
-const ROWS: &[Row] = &[
+const ROWS: &[Row<Mamba2Config>] = &[
     (&["d_model"], COUNT, |c, v| put(&mut c.d_model, json::count(v))),
-    (&["d_state"], COUNT, |c, v| put(&mut c.d_state, json::count(v))),
+    (&["d_state", "n_complex"], COUNT, |c, v| put(&mut c.d_state, json::count(v))),
+    (&["complex"], FLAG, |c, v| put(&mut c.complex, v.as_bool())),
+    (&["mimo_rank"], COUNT, |c, v| put(&mut c.mimo_rank, json::count(v))),
     (&["d_conv"], COUNT, |c, v| put(&mut c.d_conv, json::count(v))),
     (&["expand"], NUMBER, |c, v| put(&mut c.expand, json::number(v))),
     (&["headdim"], COUNT, |c, v| put(&mut c.headdim, json::count(v))),
@@ -52,12 +74,13 @@ const ROWS: &[Row] = &[
 const RUN_KEYS: &[&str] = &["chunk_hint", "block", "prefill"];
 
 impl Mamba2Config {
-    /// The block that a command line calls `name`, `mamba2` or `mamba2-seed`, of width `d_model`.
+    /// The block that a command line calls `name`, `mamba2`, `mamba2-seed` or `cmamba`, of width `d_model`.
     #[must_use]
     pub fn named(name: &str, d_model: usize) -> Option<Self> {
         match name {
             "mamba2" => Some(Self::new(d_model)),
             "mamba2-seed" => Some(Self::seed(d_model)),
+            "cmamba" => Some(Self::cmamba(d_model)),
             _ => None,
         }
     }
@@ -68,68 +91,105 @@ impl Mamba2Config {
     /// A name that no setting has, or a value of another type. Whether the sizes fit together is asked of
     /// [`sizes`](Self::sizes).
     pub fn set(&mut self, text: &str) -> Result<(), ConfigErrors> {
-        let mut pairs = Vec::new();
-        let mut errors = Vec::new();
-        for setting in text.split(',').map(str::trim).filter(|setting| !setting.is_empty()) {
-            match setting.split_once('=') {
-                Some((key, value)) => pairs.push((key.trim().to_owned(), text_value(value.trim()))),
-                None => errors.push(ConfigError::NotASetting { text: setting.to_owned() }),
-            }
-        }
-        self.store(&pairs, &mut errors);
-        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
+        set(self, text)
     }
 
     /// This configuration with the settings of a JSON object, which may state derived sizes too.
     ///
     /// # Errors
     /// Unknown keys, values of another type, derived sizes that do not follow, and every inconsistency.
-    pub fn with_json(mut self, object: &Value) -> Result<Self, ConfigErrors> {
-        let Some(object) = object.as_object() else {
-            return Err(ConfigError::BadValue { key: "config".into(), value: object.to_string(), expects: "an object" }.into());
-        };
-        let is_derived = |key: &str| DERIVED.iter().any(|(name, _)| *name == key);
-        let own = object.iter().filter(|(key, _)| !is_derived(key) && !RUN_KEYS.contains(&key.as_str()));
-        let pairs: Vec<(String, Value)> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-        let mut errors = Vec::new();
-        self.store(&pairs, &mut errors);
-        if !errors.is_empty() {
-            return Err(ConfigErrors(errors));
-        }
-        let sizes = self.sizes()?;
-        for (key, derived) in DERIVED.iter().map(|(key, of)| (key, of(&sizes))) {
-            match object.get(*key).map(json::count) {
-                Some(Some(stated)) if stated != derived => errors.push(ConfigError::Contradiction { key: (*key).into(), stated, derived }),
-                Some(None) => errors.push(ConfigError::BadValue { key: (*key).into(), value: object[*key].to_string(), expects: COUNT }),
-                _ => {}
-            }
-        }
-        if errors.is_empty() { Ok(self) } else { Err(ConfigErrors(errors)) }
-    }
-
-    fn store(&mut self, pairs: &[(String, Value)], errors: &mut Vec<ConfigError>) {
-        for (names, expects, put) in ROWS {
-            for (key, value) in pairs.iter().filter(|(key, _)| names.contains(&key.as_str())) {
-                if put(self, value).is_none() {
-                    errors.push(ConfigError::BadValue { key: key.clone(), value: value.to_string(), expects });
-                }
-            }
-            if let Some((key, _)) = pairs.iter().filter(|(key, _)| names.contains(&key.as_str())).nth(1) {
-                errors.push(ConfigError::Twice { key: key.clone() });
-            }
-        }
-        for (key, _) in pairs.iter().filter(|(key, _)| !ROWS.iter().any(|(names, ..)| names.contains(&key.as_str()))) {
-            let known = ROWS.iter().map(|(names, ..)| names[0]).collect::<Vec<_>>().join(", ");
-            errors.push(ConfigError::UnknownKey { key: key.clone(), known });
-        }
+    pub fn with_json(self, object: &Value) -> Result<Self, ConfigErrors> {
+        with_json(self, object)
     }
 }
 
-/// Name of a derived size and what it has to be.
-type Derived = (&'static str, fn(&Mamba2Sizes) -> usize);
+impl Settings for Mamba2Config {
+    type Sizes = Mamba2Sizes;
+    const ROWS: &'static [Row<Self>] = ROWS;
+    const DERIVED: &'static [Derived<Mamba2Sizes>] =
+        &[("d_inner", |s| s.d_inner), ("nheads", |s| s.nheads), ("d_mlp", |s| s.d_mlp), ("bc", |s| s.d_bc), ("conv_dim", |s| s.conv_dim)];
+    const NEEDED: &'static [&'static str] = &[];
 
-/// Derived sizes that a file may state.
-const DERIVED: &[Derived] = &[("d_inner", |s| s.d_inner), ("nheads", |s| s.nheads), ("d_mlp", |s| s.d_mlp), ("conv_dim", |s| s.conv_dim)];
+    fn check(&self) -> Result<Mamba2Sizes, ConfigErrors> {
+        self.sizes()
+    }
+}
+
+/// Changes the settings that `text` names.
+pub(crate) fn set<C: Settings>(config: &mut C, text: &str) -> Result<(), ConfigErrors> {
+    let mut pairs = Vec::new();
+    let mut errors = Vec::new();
+    for setting in text.split(',').map(str::trim).filter(|setting| !setting.is_empty()) {
+        match setting.split_once('=') {
+            Some((key, value)) => pairs.push((key.trim().to_owned(), text_value(value.trim()))),
+            None => errors.push(ConfigError::NotASetting { text: setting.to_owned() }),
+        }
+    }
+    store(config, &pairs, &mut errors);
+    if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
+}
+
+/// The configuration with the settings of a JSON object.
+pub(crate) fn with_json<C: Settings>(mut config: C, object: &Value) -> Result<C, ConfigErrors> {
+    let Some(object) = object.as_object() else {
+        return Err(ConfigError::BadValue { key: "config".into(), value: object.to_string(), expects: "an object" }.into());
+    };
+    let is_derived = |key: &str| C::DERIVED.iter().any(|(name, _)| *name == key);
+    let own = object.iter().filter(|(key, _)| !is_derived(key) && !RUN_KEYS.contains(&key.as_str()));
+    let pairs: Vec<(String, Value)> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let missing = C::NEEDED.iter().filter(|key| !object.contains_key(**key));
+    let mut errors: Vec<ConfigError> = missing.map(|&key| ConfigError::Missing { key }).collect();
+    store(&mut config, &pairs, &mut errors);
+    if !errors.is_empty() {
+        return Err(ConfigErrors(errors));
+    }
+    let sizes = config.check()?;
+    for (key, derived) in C::DERIVED.iter().map(|(key, of)| (key, of(&sizes))) {
+        match object.get(*key).map(json::count) {
+            Some(Some(stated)) if stated != derived => errors.push(ConfigError::Contradiction { key: (*key).into(), stated, derived }),
+            Some(None) => errors.push(ConfigError::BadValue { key: (*key).into(), value: object[*key].to_string(), expects: COUNT }),
+            _ => {}
+        }
+    }
+    if errors.is_empty() { Ok(config) } else { Err(ConfigErrors(errors)) }
+}
+
+fn store<C: Settings>(config: &mut C, pairs: &[(String, Value)], errors: &mut Vec<ConfigError>) {
+    for (names, expects, put) in C::ROWS {
+        for (key, value) in pairs.iter().filter(|(key, _)| names.contains(&key.as_str())) {
+            if put(config, value).is_none() {
+                errors.push(ConfigError::BadValue { key: key.clone(), value: value.to_string(), expects });
+            }
+        }
+        if let Some((key, _)) = pairs.iter().filter(|(key, _)| names.contains(&key.as_str())).nth(1) {
+            errors.push(ConfigError::Twice { key: key.clone() });
+        }
+    }
+    for (key, _) in pairs.iter().filter(|(key, _)| !C::ROWS.iter().any(|(names, ..)| names.contains(&key.as_str()))) {
+        let known = C::ROWS.iter().map(|(names, ..)| names[0]).collect::<Vec<_>>().join(", ");
+        errors.push(ConfigError::UnknownKey { key: key.clone(), known });
+    }
+}
+
+impl BlockConfig {
+    /// The block of a case file: its kind, `mamba2`, `seed2`, `cmamba` or `mamba3`, and a JSON object of settings.
+    ///
+    /// # Errors
+    /// An unknown kind, and as for [`with_json`](Self::with_json).
+    pub fn from_json(kind: &str, object: &Value) -> Result<Self, ConfigErrors> {
+        let config: Self = match kind {
+            "mamba2" => Mamba2Config::new(0).into(),
+            "seed2" => Mamba2Config::seed(0).into(),
+            "cmamba" => Mamba2Config::cmamba(0).into(),
+            "mamba3" => Mamba3Config::new(0).into(),
+            _ => {
+                let expects = "mamba2, seed2, cmamba or mamba3";
+                return Err(ConfigError::BadValue { key: "block".into(), value: format!("{kind:?}"), expects }.into());
+            }
+        };
+        config.with_json(object)
+    }
+}
 
 impl LmConfig {
     /// A model from the JSON object of a case: `block_cfg`, `n_layer`, `vocab`, `norm_eps`, `tie`.
@@ -140,11 +200,9 @@ impl LmConfig {
         let get = |key: &'static str| object.get(key).ok_or(ConfigError::Missing { key });
         let bad = |key: &str, expects| ConfigError::BadValue { key: key.into(), value: object[key].to_string(), expects };
         let block = get("block")?;
-        if block != "mamba2" {
-            return Err(bad("block", "mamba2, the only block of this version").into());
-        }
+        let block = block.as_str().ok_or_else(|| bad("block", "the name of a block"))?;
         let config = Self {
-            block: Mamba2Config::new(0).with_json(get("block_cfg")?)?,
+            block: BlockConfig::from_json(block, get("block_cfg")?)?,
             n_layer: json::count(get("n_layer")?).ok_or_else(|| bad("n_layer", COUNT))?,
             vocab_size: json::count(get("vocab")?).ok_or_else(|| bad("vocab", COUNT))?,
             norm_eps: json::number(get("norm_eps")?).ok_or_else(|| bad("norm_eps", NUMBER))?,
@@ -156,7 +214,7 @@ impl LmConfig {
 }
 
 /// Stores a value that was read; `None` if it was not.
-fn put<T>(place: &mut T, value: Option<T>) -> Option<()> {
+pub(crate) fn put<T>(place: &mut T, value: Option<T>) -> Option<()> {
     *place = value?;
     Some(())
 }
@@ -268,7 +326,9 @@ mod tests {
     fn a_model_needs_all_its_keys() {
         let errors = LmConfig::from_json(&json!({"block": "mamba2"})).unwrap_err().to_string();
         assert!(errors.contains("block_cfg is missing"), "{errors}");
-        let errors = LmConfig::from_json(&json!({"block": "mamba3"})).unwrap_err().to_string();
-        assert!(errors.contains("the only block"), "{errors}");
+        let errors = LmConfig::from_json(&json!({"block": "mamba4", "block_cfg": {}})).unwrap_err().to_string();
+        assert!(errors.contains("mamba2, seed2, cmamba or mamba3"), "{errors}");
+        let errors = LmConfig::from_json(&json!({"block": "mamba3", "block_cfg": {"d_model": 8}})).unwrap_err().to_string();
+        assert!(errors.contains("a_act is missing"), "{errors}");
     }
 }

@@ -56,7 +56,7 @@ impl<'g> Ssd<'g> {
     pub fn apply(&self, inputs: &SsdInputs<'g>) -> (Tensor<'g>, Tensor<'g>) {
         let &SsdInputs { x, b, c, s0, reset, .. } = inputs;
         let (batch, len) = (x.dim(0), x.dim(1));
-        let delta = self.time_step(inputs);
+        let delta = time_step(inputs.dt, self.dt_bias, self.dt_limit, inputs.mask.filter(|_| s0.is_some()));
         let log_decay = delta * -self.a_log.exp();
         // The axis of ranks is there from the start, so that x is reshaped once for both of its uses.
         let heads = x.reshape([batch, len, self.nheads, 1, self.headdim]);
@@ -67,20 +67,17 @@ impl<'g> Ssd<'g> {
     }
 
     #[track_caller]
-    fn time_step(&self, inputs: &SsdInputs<'g>) -> Tensor<'g> {
-        let delta = (inputs.dt + self.dt_bias).softplus();
-        let [lo, hi] = self.dt_limit;
-        // softplus is never negative, so the published limits (0, ∞) need no clamp.
-        let delta = if lo > 0.0 || hi < f32::MAX { delta.clamp(lo, hi) } else { delta };
-        match (inputs.mask, inputs.s0) {
-            (Some(mask), Some(_)) => delta * mask,
-            _ => delta,
-        }
-    }
-
-    #[track_caller]
     fn skip(&self) -> Tensor<'g> {
         let n_entries: usize = self.d_skip.shape().iter().product();
         self.d_skip.reshape([self.nheads, 1, n_entries / self.nheads.max(1)])
     }
+}
+
+/// `clamp(softplus(dt + dt_bias))`, times `mask` where there is one.
+#[track_caller]
+pub(crate) fn time_step<'g>(dt: Tensor<'g>, dt_bias: Tensor<'g>, [lo, hi]: [f32; 2], mask: Option<Tensor<'g>>) -> Tensor<'g> {
+    let delta = (dt + dt_bias).softplus();
+    // softplus is never negative, so the published limits (0, ∞) need no clamp.
+    let delta = if lo > 0.0 || hi < f32::MAX { delta.clamp(lo, hi) } else { delta };
+    mask.map_or(delta, |mask| delta * mask)
 }

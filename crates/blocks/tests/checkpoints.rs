@@ -11,8 +11,12 @@ use support::{Dir, Result};
 
 type FileMap = IndexMap<String, Vec<u8>>;
 
+fn small_block() -> Mamba2Config {
+    Mamba2Config { headdim: 4, d_state: 3, ngroups: 2, ..Mamba2Config::new(8) }
+}
+
 fn small() -> LmConfig {
-    LmConfig { tie_embeddings: false, ..LmConfig::new(Mamba2Config { headdim: 4, d_state: 3, ngroups: 2, ..Mamba2Config::new(8) }, 2, 11) }
+    LmConfig { tie_embeddings: false, ..LmConfig::new(small_block(), 2, 11) }
 }
 
 fn saved(config: &LmConfig) -> Result<FileMap> {
@@ -43,9 +47,9 @@ fn message(files: &FileMap) -> String {
 #[test]
 fn what_is_saved_is_loaded_again() -> Result {
     for tie_embeddings in [false, true] {
-        let block = Mamba2Config { dt_limit: [0.001, 0.5], bias: true, conv_bias: false, d_conv: 1, ..small().block };
-        for block in [small().block, block] {
-            let config = LmConfig { tie_embeddings, block, ..small() };
+        let block = Mamba2Config { dt_limit: [0.001, 0.5], bias: true, conv_bias: false, d_conv: 1, ..small_block() };
+        for block in [small_block(), block] {
+            let config = LmConfig { tie_embeddings, block: block.into(), ..small() };
             let params = init::lm(&config, 1)?;
             let files = checkpoint::save(&config, &params)?;
             assert_eq!(files, checkpoint::save(&config, &params)?);
@@ -59,15 +63,17 @@ fn what_is_saved_is_loaded_again() -> Result {
 #[test]
 fn the_layouts_of_hugging_face_are_told_apart() -> Result {
     let one = checkpoint::inspect(&Dir::golden().sub("ckpt_hf_mamba2"))?;
-    assert_eq!((one.layout, one.config.block.ngroups, one.config.tie_embeddings), (Layout::HfSafetensors, 2, true));
-    assert_eq!(one.config.block.sizes()?.norm_group, 16);
+    let block = one.config.block.as_mamba2().ok_or("another block")?;
+    assert_eq!((one.layout, block.ngroups, one.config.tie_embeddings), (Layout::HfSafetensors, 2, true));
+    assert_eq!(block.sizes()?.norm_group, 16);
     assert_eq!(one.load_bytes, 4 * one.n_params);
     assert!(one.tensors.iter().all(|tensor| tensor.dtype == "F32"));
     let shards = checkpoint::inspect(&Dir::golden().sub("ckpt_hf_mamba2_sharded"))?;
     assert_eq!((shards.layout, shards.config.tie_embeddings), (Layout::HfSafetensorsSharded, false));
-    assert_eq!((shards.config.block.bias, shards.config.block.conv_bias), (true, false));
+    let block = shards.config.block.as_mamba2().ok_or("another block")?;
+    assert_eq!((block.bias, block.conv_bias), (true, false));
     assert!(shards.tensors.iter().all(|tensor| tensor.dtype == "BF16"));
-    assert_eq!(shards.config.block.dt_limit, [0.0, f32::MAX]);
+    assert_eq!(block.dt_limit, [0.0, f32::MAX]);
     assert!(shards.warnings.is_empty());
     Ok(())
 }

@@ -1,13 +1,12 @@
-//! Guards that blocks, models and loaded checkpoints compute what the reference vectors say, on the interpreter, and that
-//! any split of a sequence gives the same results.
+//! Guards that parts, blocks, models and loaded checkpoints compute what the reference vectors say, on the interpreter in both
+//! precisions, and that padding and neighbors in a batch of packed sequences do not show.
 
 mod support;
 
 use monopass_blocks::cases::{CaseGraphs, Manifest, Tensors, read_tensors};
-use monopass_blocks::mamba2::{self, BlockGraph};
 use monopass_blocks::model::{self, LmGraph};
-use monopass_blocks::{Head, Io, LmConfig, Mamba2Config, NormKind, checkpoint, init};
-use monopass_ir::eval::Interpreter;
+use monopass_blocks::{BlockConfig, BlockGraph, Head, Io, LmConfig, Mamba2Config, Mamba3Config, NormKind, block, checkpoint, init};
+use monopass_ir::eval::{Interpreter, Precision};
 use monopass_ir::{Elements, Graph, TensorData};
 use support::{Dir, Result, largest_difference, noise, tokens};
 
@@ -16,7 +15,10 @@ fn execute(graph: &Graph, inputs: &Tensors, params: &Tensors, states: &mut Tenso
 }
 
 /// Runs the cases whose kind is among `kinds` and gives how many there were, and every tensor that is off.
-fn run_cases(kinds: &[&str]) -> Result<(usize, Vec<String>)> {
+fn run_cases(kinds: &[&str], precision: Precision) -> Result<(usize, Vec<String>)> {
+    let execute = |graph: &Graph, inputs: &Tensors, params: &Tensors, states: &mut Tensors| {
+        Interpreter::new(graph).and_then(|interpreter| interpreter.precision(precision).run(inputs, params, states))
+    };
     let dir = Dir::golden();
     let manifest = Manifest::parse(&String::from_utf8(dir.bytes("manifest.json")?)?)?;
     let cases: Vec<_> = manifest.cases.iter().filter(|case| kinds.contains(&case.kind.as_str())).collect();
@@ -24,12 +26,12 @@ fn run_cases(kinds: &[&str]) -> Result<(usize, Vec<String>)> {
     for case in &cases {
         let tensors = read_tensors(&case.file, &dir.bytes(&case.file)?)?;
         let (graphs, params) = if case.kind == "checkpoint" {
-            let loaded = checkpoint::load(&dir.sub(&case.id))?;
+            let loaded = checkpoint::load_with(&dir.sub(&case.id), &case.load_options())?;
             (CaseGraphs::of_checkpoint(case, &tensors, &loaded)?, loaded.params)
         } else {
             (CaseGraphs::new(case, &tensors)?, CaseGraphs::params_of(&tensors))
         };
-        let given = graphs.run(&tensors, &params, execute)?;
+        let given = graphs.run(&tensors, &params, &execute)?;
         let verdicts = case.judge(&given, &tensors);
         assert!(!verdicts.is_empty(), "{}: nothing to compare", case.id);
         off.extend(verdicts.iter().filter(|verdict| !verdict.passes()).map(|verdict| format!("{}: {verdict:?}", case.id)));
@@ -38,35 +40,42 @@ fn run_cases(kinds: &[&str]) -> Result<(usize, Vec<String>)> {
 }
 
 fn check(kinds: &[&str], n_cases: usize) -> Result {
-    let (found, off) = run_cases(kinds)?;
-    assert!(off.is_empty(), "{}", off.join("\n"));
-    assert_eq!(found, n_cases);
+    for precision in [Precision::F32, Precision::F64] {
+        let (found, off) = run_cases(kinds, precision)?;
+        assert!(off.is_empty(), "{precision:?}: {}", off.join("\n"));
+        assert_eq!(found, n_cases);
+    }
     Ok(())
 }
 
 #[test]
 fn parts() -> Result {
-    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary"], 48)
+    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy"], 52)
 }
 
 #[test]
-fn ssd() -> Result {
-    check(&["ssd"], 30)
+fn recurrences() -> Result {
+    check(&["zoh", "ssd", "cssd", "s6"], 67)
+}
+
+#[test]
+fn mamba3_core() -> Result {
+    check(&["m3_core"], 31)
 }
 
 #[test]
 fn blocks() -> Result {
-    check(&["mamba2_block", "seed2_block"], 18)
+    check(&["mamba2_block", "seed2_block", "cmamba_block", "mamba3_block"], 35)
 }
 
 #[test]
 fn decoding() -> Result {
-    check(&["decode"], 6)
+    check(&["decode"], 15)
 }
 
 #[test]
 fn models() -> Result {
-    check(&["lm", "checkpoint"], 3)
+    check(&["lm", "checkpoint"], 7)
 }
 
 fn small() -> Mamba2Config {
@@ -81,102 +90,82 @@ fn small() -> Mamba2Config {
     }
 }
 
-/// The block on `u [batch, len, d_model]`, cut after the tokens in `cuts`, with states carried by the graph or by the caller.
-fn in_parts(config: &Mamba2Config, u: &TensorData, cuts: &[usize], io: Io) -> Result<(Vec<f32>, Tensors)> {
-    let (batch, len) = (u.shape()[0], u.shape()[1]);
-    let params = init::block(config, 5)?;
-    let mut states = Tensors::new();
-    let mut rows = vec![Vec::new(); batch];
-    let ends = cuts.iter().copied().chain([len]);
-    for (start, end) in [0].into_iter().chain(cuts.iter().copied()).zip(ends) {
-        let graph = mamba2::graph(config, batch, end - start, io)?;
-        let mut inputs: Tensors = [("u".to_owned(), tokens(u, start, end)?)].into();
-        if io == Io::Explicit {
-            for (name, value) in graph.inputs().filter(|(name, _)| name.ends_with("state")) {
-                let state = states.get(name).cloned().unwrap_or_else(|| TensorData::zeros(graph.ty(value)));
-                inputs.insert(name.to_owned(), state);
-            }
-        }
-        let outputs = execute(&graph, &inputs, &params, &mut states)?;
-        let out = outputs["out"].to_f32_vec();
-        let width = out.len() / batch;
-        rows.iter_mut().enumerate().for_each(|(b, row)| row.extend_from_slice(&out[b * width..(b + 1) * width]));
-        let kept = outputs.into_iter().filter_map(|(name, state)| Some((name.strip_suffix("_out")?.to_owned(), state)));
-        states.extend(kept);
-    }
-    Ok((rows.concat(), states))
-}
-
-#[test]
-fn any_split_of_a_sequence_gives_the_same() -> Result {
-    let configs = [small(), Mamba2Config { d_conv: 1, ..small() }, Mamba2Config { headdim: 4, ngroups: 2, ..Mamba2Config::seed(8) }];
-    for config in configs {
-        let u = noise(&[3, 9, 8], 1)?;
-        let (whole, last) = in_parts(&config, &u, &[], Io::Stateful)?;
-        let splits: [&[usize]; 4] = [&[1, 2, 3, 4, 5, 6, 7, 8], &[4], &[1, 8], &[0, 5, 5]];
-        for (cuts, io) in splits.into_iter().zip([Io::Stateful, Io::Explicit, Io::Explicit, Io::Stateful]) {
-            let (parts, states) = in_parts(&config, &u, cuts, io)?;
-            assert!(largest_difference(&whole, &parts) < 2e-5, "{cuts:?}");
-            for (name, state) in &last {
-                assert!(largest_difference(&state.to_f32_vec(), &states[name].to_f32_vec()) < 2e-5, "{name} {cuts:?}");
-            }
-        }
-    }
-    Ok(())
-}
-
 #[test]
 fn left_padding_leaves_tokens_as_they_are() -> Result {
+    let mamba3 = Mamba3Config { headdim: 4, d_state: 6, is_mimo: true, mimo_rank: 2, ..Mamba3Config::new(8) };
+    let complex = Mamba2Config { headdim: 4, d_state: 3, gate: true, ..Mamba2Config::cmamba(8) };
+    for config in [BlockConfig::from(mamba3), complex.into()] {
+        padding_leaves_tokens(&config, &init::block(&config, 5)?)?;
+    }
     for learned in [false, true] {
         let config = Mamba2Config { bias: false, learnable_init_states: learned, ..small() };
         let mut params = init::block(&config, 5)?;
         if learned {
             params.insert("mixer.init_states".to_owned(), noise(&[4, 4, 5], 9)?);
         }
-        let run = |u: &TensorData, mask: Option<TensorData>| -> Result<Vec<f32>> {
-            let options = BlockGraph { mask: mask.is_some(), ..Io::Stateless.into() };
-            let graph = mamba2::graph_with(&config, 3, u.shape()[1], options)?;
-            let inputs = [("u".to_owned(), u.clone())].into_iter().chain(mask.map(|mask| ("mask".to_owned(), mask))).collect();
-            Ok(execute(&graph, &inputs, &params, &mut Tensors::new())?["out"].to_f32_vec())
-        };
-        let padded = noise(&[3, 7, 8], 2)?;
-        let mask = TensorData::f32([3, 7], [0., 0., 0., 1., 1., 1., 1.].repeat(3))?;
-        let with_padding = TensorData::f32([3, 7, 8], run(&padded, Some(mask))?)?;
-        let without = run(&tokens(&padded, 3, 7)?, None)?;
-        let difference = largest_difference(&tokens(&with_padding, 3, 7)?.to_f32_vec(), &without);
-        assert!(difference < 1e-5, "learned {learned}: {difference}");
+        padding_leaves_tokens(&config.into(), &params)?;
     }
+    Ok(())
+}
+
+fn padding_leaves_tokens(config: &BlockConfig, params: &Tensors) -> Result {
+    let run = |u: &TensorData, mask: Option<TensorData>| -> Result<Vec<f32>> {
+        let options = BlockGraph { mask: mask.is_some(), ..Io::Stateless.into() };
+        let graph = block::graph_with(config, 3, u.shape()[1], options)?;
+        let inputs = [("u".to_owned(), u.clone())].into_iter().chain(mask.map(|mask| ("mask".to_owned(), mask))).collect();
+        Ok(execute(&graph, &inputs, params, &mut Tensors::new())?["out"].to_f32_vec())
+    };
+    let padded = noise(&[3, 7, 8], 2)?;
+    let mask = TensorData::f32([3, 7], [0., 0., 0., 1., 1., 1., 1.].repeat(3))?;
+    let with_padding = TensorData::f32([3, 7, 8], run(&padded, Some(mask))?)?;
+    let without = run(&tokens(&padded, 3, 7)?, None)?;
+    let difference = largest_difference(&tokens(&with_padding, 3, 7)?.to_f32_vec(), &without);
+    assert!(difference < 1e-5, "{config:?}: {difference}");
     Ok(())
 }
 
 #[test]
 fn packed_sequences_do_not_see_each_other() -> Result {
-    let params = init::block(&small(), 5)?;
-    let u = noise(&[1, 9, 8], 3)?;
-    let graph = mamba2::graph_with(&small(), 1, 9, BlockGraph { seq_idx: true, ..Io::Fresh.into() })?;
-    let seq_idx = TensorData::i32([1, 9], [4, 4, 4, 4, 7, 2, 2, 2, 2])?;
-    let inputs = [("u".to_owned(), u.clone()), ("seq_idx".to_owned(), seq_idx)].into();
-    let packed = execute(&graph, &inputs, &params, &mut Tensors::new())?;
-    let mut apart = Vec::new();
-    for (start, end) in [(0, 4), (4, 5), (5, 9)] {
-        let graph = mamba2::graph(&small(), 1, end - start, Io::Fresh)?;
-        let inputs = [("u".to_owned(), tokens(&u, start, end)?)].into();
-        let outputs = execute(&graph, &inputs, &params, &mut Tensors::new())?;
-        apart.extend(outputs["out"].to_f32_vec());
-        if end == 9 {
-            assert!(largest_difference(&outputs["ssm_state_out"].to_f32_vec(), &packed["ssm_state_out"].to_f32_vec()) < 1e-5);
-            assert!(largest_difference(&outputs["conv_state_out"].to_f32_vec(), &packed["conv_state_out"].to_f32_vec()) < 1e-5);
+    let complex = Mamba2Config { headdim: 4, d_state: 3, mimo_rank: 2, ngroups: 2, ..Mamba2Config::cmamba(8) };
+    let siso = Mamba3Config { headdim: 4, d_state: 6, ngroups: 2, rope_fraction: 1.0, ..Mamba3Config::new(8) };
+    let mimo = Mamba3Config { is_mimo: true, mimo_rank: 3, is_outproj_norm: true, d_state: 5, ..siso.clone() };
+    for config in [BlockConfig::from(small()), complex.into(), siso.into(), mimo.into()] {
+        let params = init::block(&config, 5)?;
+        let u = noise(&[1, 9, 8], 3)?;
+        let graph = block::graph_with(&config, 1, 9, BlockGraph { seq_idx: true, ..Io::Fresh.into() })?;
+        let seq_idx = TensorData::i32([1, 9], [4, 4, 4, 4, 7, 2, 2, 2, 2])?;
+        let inputs = [("u".to_owned(), u.clone()), ("seq_idx".to_owned(), seq_idx)].into();
+        let packed = execute(&graph, &inputs, &params, &mut Tensors::new())?;
+        let mut apart = Vec::new();
+        for (start, end) in [(0, 4), (4, 5), (5, 9)] {
+            let graph = block::graph(&config, 1, end - start, Io::Fresh)?;
+            let inputs = [("u".to_owned(), tokens(&u, start, end)?)].into();
+            let outputs = execute(&graph, &inputs, &params, &mut Tensors::new())?;
+            apart.extend(outputs["out"].to_f32_vec());
+            if end == 9 {
+                assert_eq!(outputs.len(), config.sizes()?.states().len() + 1);
+                for (name, state) in outputs.iter().filter(|(name, _)| *name != "out") {
+                    let difference = largest_difference(&state.to_f32_vec(), &packed[name].to_f32_vec());
+                    assert!(difference < 1e-5, "{config:?} {name}: {difference}");
+                }
+            }
         }
+        assert!(largest_difference(&apart, &packed["out"].to_f32_vec()) < 1e-5, "{config:?}");
     }
-    assert!(largest_difference(&apart, &packed["out"].to_f32_vec()) < 1e-5);
     Ok(())
 }
 
 #[test]
 fn greedy_tokens_are_those_of_the_logits() -> Result {
-    let config = LmConfig { tie_embeddings: false, ..LmConfig::new(small(), 2, 13) };
-    let params = init::lm(&config, 8)?;
-    let build = |batch, len, io, head| model::graph(&config, batch, len, LmGraph::new(io, head));
+    let mamba3 = Mamba3Config { headdim: 4, d_state: 6, ..Mamba3Config::new(8) };
+    greedy(&LmConfig { tie_embeddings: false, ..LmConfig::new(small(), 2, 13) })?;
+    greedy(&LmConfig::new(mamba3, 2, 13))?;
+    greedy(&LmConfig::new(Mamba2Config { headdim: 4, d_state: 3, ..Mamba2Config::cmamba(8) }, 2, 13))
+}
+
+fn greedy(config: &LmConfig) -> Result {
+    let params = init::lm(config, 8)?;
+    let build = |batch, len, io, head| model::graph(config, batch, len, LmGraph::new(io, head));
     let run = |graph: &Graph, ids: &[u32], states: &mut Tensors| -> Result<Tensors> {
         let ids = TensorData::new([2, ids.len() / 2], Elements::U32(ids.to_vec()))?;
         Ok(Interpreter::new(graph)?.run(&[("ids".to_owned(), ids)].into(), &params, states)?)

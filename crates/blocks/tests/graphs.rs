@@ -1,8 +1,9 @@
 //! Guards that every combination of options builds, with the inputs, outputs, states and parameters that it should have.
 
 use monopass_blocks::mamba2::{self, BlockGraph};
+use monopass_blocks::mamba3;
 use monopass_blocks::model::{self, Head, LmGraph};
-use monopass_blocks::{Io, LmConfig, Mamba2Config, NormKind, Taps};
+use monopass_blocks::{BlockConfig, Io, LmConfig, Mamba2Config, Mamba3Config, NormKind, Taps, block};
 use monopass_ir::{Graph, Op};
 
 fn small() -> Mamba2Config {
@@ -58,6 +59,71 @@ fn every_combination_of_options_builds() {
         assert_eq!(found, wanted, "{config:?}");
         assert_eq!(graph.ty(graph.outputs[0].value).shape, [batch, len, 8]);
     }
+}
+
+/// Every combination of the options of Mamba-3 and of complex states that change the shape of the graph.
+fn all_new_options() -> Vec<BlockConfig> {
+    let mut all = Vec::new();
+    for bits in 0..32u32 {
+        let on = |bit: u32| bits >> bit & 1 == 1;
+        let mamba3 = Mamba3Config {
+            is_mimo: on(0),
+            mimo_rank: if on(1) { 1 } else { 3 },
+            is_outproj_norm: on(2),
+            rope_fraction: if on(3) { 0.5 } else { 1.0 },
+            d_state: if on(4) { 5 } else { 6 },
+            headdim: 4,
+            ngroups: 2,
+            ..Mamba3Config::new(8)
+        };
+        all.push(mamba3.into());
+        let complex = Mamba2Config {
+            mimo_rank: if on(0) { 1 } else { 3 },
+            ngroups: if on(1) { 1 } else { 2 },
+            gate: on(2),
+            conv_act: on(3),
+            d_conv: if on(4) { 1 } else { 4 },
+            d_state: 3,
+            headdim: 4,
+            ..Mamba2Config::cmamba(8)
+        };
+        all.push(complex.into());
+    }
+    all
+}
+
+#[test]
+fn every_combination_of_new_options_builds() {
+    let ios = [Io::Stateless, Io::Fresh, Io::Explicit, Io::Stateful];
+    for (i, config) in all_new_options().iter().enumerate() {
+        for (batch, len) in [(3, 7), (1, 1), (3, 0), (1, 2)] {
+            let options = BlockGraph { io: ios[(i + len) % 4], seq_idx: i % 3 == 0, mask: i % 5 == 0 };
+            let graph = block::graph_with(config, batch, len, options).unwrap_or_else(|errors| panic!("{config:?} {options:?}: {errors}"));
+            let mut found: Vec<_> = graph.params().map(|(name, value)| (name.to_owned(), graph.ty(value).shape.clone())).collect();
+            let mut wanted: Vec<_> = config.parameters("").unwrap().into_iter().map(|param| (param.name, param.shape)).collect();
+            wanted.sort();
+            found.sort();
+            // A sequence of no tokens needs no parameters of the recurrence.
+            assert!(found == wanted || len == 0, "{config:?}");
+            assert_eq!(graph.ty(graph.outputs[0].value).shape, [batch, len, 8]);
+        }
+    }
+}
+
+#[test]
+fn a_single_token_needs_no_look_ahead_and_no_running_sum() {
+    let count = |graph: &Graph, mnemonic: &str| graph.nodes().filter(|(_, node)| node.mnemonic() == mnemonic).count();
+    let config = Mamba3Config { headdim: 4, d_state: 6, rope_fraction: 1.0, ..Mamba3Config::new(8) };
+    let step = mamba3::graph(&config, 2, 1, Io::Stateful).unwrap();
+    assert_eq!((count(&step, "cumsum"), count(&step, "pad"), count(&step, "sum"), count(&step, "scan")), (0, 0, 0, 1));
+    let long = mamba3::graph(&config, 2, 9, Io::Stateful).unwrap();
+    assert_eq!((count(&long, "cumsum"), count(&long, "scan"), count(&long, "sin"), count(&long, "cos")), (1, 1, 1, 1));
+    let names: Vec<_> = step.states().map(|(name, _)| name).collect();
+    assert_eq!(names, ["angle_state", "ssm_state", "k_state", "v_state"]);
+    let complex = Mamba2Config { headdim: 4, d_state: 3, ..Mamba2Config::cmamba(8) };
+    let step = mamba2::graph(&complex, 2, 1, Io::Stateful).unwrap();
+    assert_eq!((count(&step, "cumsum"), count(&step, "scan")), (0, 1));
+    assert_eq!(count(&mamba2::graph(&complex, 2, 9, Io::Stateless).unwrap(), "cumsum"), 1);
 }
 
 #[test]

@@ -4,6 +4,8 @@ use crate::dump::DirDump;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::{Args, ValueEnum};
 use miette::Result;
+use monopass::blocks::AAct;
+use monopass::blocks::checkpoint::LoadOptions;
 use monopass::{CompileOptions, ExecutorChoice, Pass, Target};
 use std::path::PathBuf;
 
@@ -32,6 +34,20 @@ impl From<Executor> for ExecutorChoice {
             Executor::Gpu => Self::Gpu,
             Executor::Cpu => Self::Cpu,
         }
+    }
+}
+
+/// What the files of a checkpoint do not say.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct CheckpointArgs {
+    /// Activation of the decay rate that a Mamba-3 was trained with, unless its configuration records it
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| AAct::named(name).ok_or("softplus or heavy_tail"))]
+    a_act: Option<AAct>,
+}
+
+impl CheckpointArgs {
+    pub(crate) const fn options(self) -> LoadOptions {
+        LoadOptions { a_act: self.a_act }
     }
 }
 

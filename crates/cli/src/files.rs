@@ -15,7 +15,8 @@ pub(crate) struct MappedFiles(DirFiles);
 impl MappedFiles {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let files = DirFiles::open(path).map_err(|error| {
-            io_failure(path, &error).help(format!("give the directory that holds {CONFIG_FILE}, or the .safetensors file beside it"))
+            io_failure(path, &error)
+                .help(format!("give the directory that holds {CONFIG_FILE}, or the .safetensors or .bin file beside it"))
         })?;
         Ok(Self(files))
     }

@@ -474,7 +474,13 @@ op_table! {
     /// Index (u32) of the first largest element along `axis`, which goes away.
     Argmax argmax(x: Value) { axis: usize } -> (index) Reduction, Exact;
     /// Running sum along `axis`, from the end with `reverse`; each element includes itself.
-    Cumsum cumsum(x: Value) { axis: usize, reverse: bool = false } -> (y) Prefix, Sums;
+    ///
+    /// Shapes: `x [A.., N, I..]` with `N` at `axis`, `reset [A.., N]` bool → as `x`.
+    ///
+    /// Where `reset` holds, nothing is added across the border between that place and the one before it, in either
+    /// direction. With a `period` above 0 (floats only) sums count modulo it, within half of it on either side of 0:
+    /// a running angle keeps its digits however long the axis is, and a period of 1 wraps without any error.
+    Cumsum cumsum(x: Value, reset: Option) { axis: usize, reverse: bool = false, period: f64 = 0.0 } -> (y) Prefix, Sums;
 
     // -- contractions, index, conv, scan -------------------------------------------------------------------------
     /// Matrix product over the last two axes; leading axes broadcast.

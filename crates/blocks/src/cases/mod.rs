@@ -7,14 +7,16 @@
 //! As everywhere in this crate, the caller reads the files.
 
 mod graphs;
+mod parts;
 mod run;
 
 pub use graphs::{CaseGraphs, CaseStep};
 pub use run::{Tensors, read_tensors};
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, LoadOptions};
 use crate::error::ConfigErrors;
 use crate::json;
+use crate::mamba3::AAct;
 use indexmap::{IndexMap, IndexSet};
 use monopass_ir::TensorData;
 use monopass_ir::error::BuildErrors;
@@ -227,6 +229,15 @@ impl Case {
             let found = tensors.get(name).map_or_else(|| "missing".to_owned(), |tensor| format!("{:?}", tensor.shape()));
             Err(CaseError::OtherShape { id: self.id.clone(), tensor: name.clone(), found, stated: stated.clone() })
         })
+    }
+
+    /// What the files of a case of kind `checkpoint` do not say: the reference, which wrote them, uses the heavy tail in a
+    /// Mamba-3 unless `a_act` of the case's configuration says otherwise.
+    #[must_use]
+    pub fn load_options(&self) -> LoadOptions {
+        let is_mamba3 = self.config.get("block").is_some_and(|block| block == "mamba3");
+        let recorded = self.config.get("a_act").and_then(Value::as_str).and_then(AAct::named);
+        LoadOptions { a_act: recorded.or(is_mamba3.then_some(AAct::HeavyTail)) }
     }
 
     /// Compares what a run gave (names without prefix) with each `out.…` of `wanted`, the case's file.

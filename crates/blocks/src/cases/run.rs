@@ -40,13 +40,28 @@ impl CaseGraphs {
         let mut parts: IndexMap<String, Vec<TensorData>> = IndexMap::new();
         for CaseStep { graph_idx, tokens } in &self.steps {
             let Some(graph) = self.graphs.get(*graph_idx) else { continue };
-            for (name, tensor) in execute(graph, &inputs_of(graph, tensors, tokens.as_ref()), params, &mut states)? {
+            for (name, tensor) in execute(graph, &self.inputs_of(graph, tensors, tokens.as_ref()), params, &mut states)? {
                 parts.entry(name).or_default().push(tensor);
             }
         }
         let mut outputs: Tensors = parts.into_iter().filter_map(|(name, parts)| Some((name, concat_tokens(parts)?))).collect();
         outputs.extend(states.into_iter().map(|(name, state)| (format!("{name}_out"), state)));
-        Ok(outputs)
+        let in_file = |name: String| {
+            let renamed = self.renamed.iter().find(|state| name.strip_suffix("_out") == Some(state.ours));
+            renamed.map_or(name, |state| state.after.to_owned())
+        };
+        Ok(outputs.into_iter().map(|(name, tensor)| (in_file(name), tensor)).collect())
+    }
+
+    /// What the case has of the graph's inputs, in the graph's element types.
+    fn inputs_of(&self, graph: &Graph, tensors: &Tensors, tokens: Option<&Range<usize>>) -> Tensors {
+        let input = |(name, value): (&str, ValueId)| {
+            let renamed = self.renamed.iter().find(|state| state.ours == name);
+            let tensor = tensors.get(&format!("in.{}", renamed.map_or(name, |state| state.before)))?;
+            let tensor = tokens.map_or_else(|| tensor.clone(), |tokens| slice_tokens(tensor, tokens));
+            Some((name.to_owned(), if graph.ty(value).dtype == DType::U32 { to_u32(tensor) } else { tensor }))
+        };
+        graph.inputs().filter_map(input).collect()
     }
 
     /// The parameters in a case's file, without their prefix.
@@ -55,16 +70,6 @@ impl CaseGraphs {
         let params = tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("param.")?.to_owned(), tensor.clone())));
         params.collect()
     }
-}
-
-/// What the case has of the graph's inputs, in the graph's element types.
-fn inputs_of(graph: &Graph, tensors: &Tensors, tokens: Option<&Range<usize>>) -> Tensors {
-    let input = |(name, value): (&str, ValueId)| {
-        let tensor = tensors.get(&format!("in.{name}"))?;
-        let tensor = tokens.map_or_else(|| tensor.clone(), |tokens| slice_tokens(tensor, tokens));
-        Some((name.to_owned(), if graph.ty(value).dtype == DType::U32 { to_u32(tensor) } else { tensor }))
-    };
-    graph.inputs().filter_map(input).collect()
 }
 
 /// Token numbers as a model takes them; files have them as i32.

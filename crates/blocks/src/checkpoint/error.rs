@@ -1,6 +1,6 @@
 //! What can be wrong with a checkpoint.
 
-use super::{CONFIG_FILE, INDEX_FILE, ReadError, WEIGHTS_FILE};
+use super::{CONFIG_FILE, INDEX_FILE, ReadError, TORCH_FILE, WEIGHTS_FILE};
 use crate::error::ConfigErrors;
 
 /// A checkpoint that cannot be read or written. The fault of the files, unless said otherwise.
@@ -20,7 +20,7 @@ pub enum CheckpointError {
     NoConfig,
     /// There are no tensors.
     #[error(
-        "neither {WEIGHTS_FILE} nor {INDEX_FILE} in the checkpoint\n  help: download the tensors in safetensors format into the same directory"
+        "neither {WEIGHTS_FILE} nor {INDEX_FILE} nor {TORCH_FILE} in the checkpoint\n  help: download the tensors into the same directory"
     )]
     NoWeights,
     /// A file is not JSON.
@@ -69,6 +69,33 @@ pub enum CheckpointError {
         /// What the reader says.
         #[source]
         source: safetensors::SafeTensorError,
+    },
+    /// A file is not one that `torch.save` has written, or holds more than a dictionary of tensors.
+    #[error(
+        "{file}: {problem}\n  help: save the model's state dict again, with contiguous tensors and PyTorch 1.6 or later, or as safetensors"
+    )]
+    Torch {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A Mamba-3 does not say which activation its decay rate was trained with. The caller has to say.
+    #[error(
+        "{CONFIG_FILE}: ssm_cfg does not say a_act\n  help: load with a_act = softplus (mamba_ssm before June 2026) or heavy_tail (since then), or record \"a_act\" in ssm_cfg"
+    )]
+    AskAAct,
+    /// A head of a block of the predecessor grows without bound.
+    #[error(
+        "{file}: A_log of head {head} starts with {rate}, so that its state does not decay\n  help: retrain it from init::block; only negative numbers have an equivalent here"
+    )]
+    GrowingState {
+        /// The file.
+        file: String,
+        /// The head.
+        head: usize,
+        /// Real part of its exponent.
+        rate: f32,
     },
     /// Two tensors of the same name, after prefixes are taken off.
     #[error("{file}: tensor {name} stands in {other} too\n  help: keep one of them")]

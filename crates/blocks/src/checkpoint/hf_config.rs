@@ -11,13 +11,12 @@ use serde_json::{Value, json};
 /// Sizes beyond this are a mistake; it also keeps every product of two of them countable.
 const MAX_SIZE: usize = 1 << 31;
 
-/// The configuration in `bytes`; `has_head` says whether the tensors include a head, for files that do not say.
-pub(super) fn parse(bytes: &[u8], has_head: impl FnOnce() -> bool) -> Result<LmConfig, CheckpointError> {
-    let text = String::from_utf8_lossy(bytes);
-    let value = json::parse(&text).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
-    let fields = Fields(&value);
+/// The configuration in the file, of which `text` is the text; `has_head` says whether the tensors include a head, for files
+/// that do not say.
+pub(super) fn parse(text: &str, value: &Value, has_head: impl FnOnce() -> bool) -> Result<LmConfig, CheckpointError> {
+    let fields = Fields(value);
     fields.check_model()?;
-    if let Some(key) = json::twice(&text) {
+    if let Some(key) = json::twice(text) {
         return Err(bad(&key, "stands in one object twice", "keep one of them"));
     }
     let d_model = fields.size("hidden_size")?;
@@ -37,7 +36,7 @@ pub(super) fn parse(bytes: &[u8], has_head: impl FnOnce() -> bool) -> Result<LmC
         ..Mamba2Config::new(d_model)
     };
     let config = LmConfig {
-        block,
+        block: block.into(),
         n_layer: fields.size("num_hidden_layers")?,
         vocab_size: fields.size("vocab_size")?,
         norm_eps: eps,
@@ -82,8 +81,7 @@ fn in_words(text: &str, words: &[(&str, &str)]) -> String {
 }
 
 /// The file that says `config`, in the order in which transformers lists the fields.
-pub(super) fn print(config: &LmConfig, sizes: &Mamba2Sizes) -> Result<Vec<u8>, CheckpointError> {
-    let block = &config.block;
+pub(super) fn print(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes) -> Result<Vec<u8>, CheckpointError> {
     let [lo, hi] = block.dt_limit.map(f64::from);
     let hi = if block.dt_limit[1] == f32::MAX { json!({"__float__": "Infinity"}) } else { json!(hi) };
     let expand = if block.expand.fract() == 0.0 { json!(sizes.d_inner / block.d_model) } else { json!(block.expand) };
@@ -188,16 +186,16 @@ impl Fields<'_> {
     }
 }
 
-fn missing(field: &str, expects: &str) -> CheckpointError {
+pub(super) fn missing(field: &str, expects: &str) -> CheckpointError {
     bad(field, "is missing", format!("add {field}, {expects}"))
 }
 
-fn bad(field: &str, problem: impl Into<String>, help: impl Into<String>) -> CheckpointError {
+pub(super) fn bad(field: &str, problem: impl Into<String>, help: impl Into<String>) -> CheckpointError {
     CheckpointError::Field { field: field.to_owned(), problem: problem.into(), help: help.into() }
 }
 
 /// A value as the file has it, cut so that a message stays a line. Numbers that JSON lacks read as words.
-fn short(value: &Value) -> String {
+pub(super) fn short(value: &Value) -> String {
     let text = json::with_words(&value.to_string());
     if text.chars().count() > 60 { text.chars().take(57).chain("...".chars()).collect() } else { text }
 }

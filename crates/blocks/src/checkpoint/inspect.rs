@@ -1,7 +1,7 @@
 //! What is in a checkpoint, without converting it.
 
 use super::tensors::Source;
-use super::{CheckpointError, Files, check_layers, check_shapes, read_config};
+use super::{CheckpointError, Files, LoadOptions, check_layers, check_shapes, read_config};
 use crate::config::LmConfig;
 use std::fmt;
 
@@ -12,6 +12,8 @@ pub enum Layout {
     HfSafetensors,
     /// Hugging Face, tensors in shards.
     HfSafetensorsSharded,
+    /// state-spaces, one file of `torch.save`.
+    SsmBin,
 }
 
 impl fmt::Display for Layout {
@@ -19,6 +21,7 @@ impl fmt::Display for Layout {
         f.write_str(match self {
             Self::HfSafetensors => "hf-safetensors",
             Self::HfSafetensorsSharded => "hf-safetensors-sharded",
+            Self::SsmBin => "ssm-bin",
         })
     }
 }
@@ -62,12 +65,20 @@ pub struct TensorReport {
 /// # Errors
 /// As [`super::load`], except for element types.
 pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
+    inspect_with(files, &LoadOptions::default())
+}
+
+/// As [`inspect`], with what the files do not say.
+///
+/// # Errors
+/// As [`super::load_with`], except for element types.
+pub fn inspect_with(files: &impl Files, options: &LoadOptions) -> Result<Report, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
-    let config = read_config(files, &stored)?;
-    check_layers(&config, &stored)?;
+    let config = read_config(files, &stored, options)?;
+    check_layers(&config, &stored, source.layout)?;
     let wanted = config.parameters()?;
-    let warnings = check_shapes(&wanted, &stored)?;
+    let warnings = check_shapes(&config, &wanted, &stored, source.layout)?;
     let n_params = wanted.iter().map(|param| param.shape.iter().map(|&size| size as u64).product::<u64>()).sum::<u64>();
     let warnings = [warnings, source.unlisted(&stored)].concat();
     let tensors = stored.into_values().map(|tensor| TensorReport {
@@ -77,7 +88,7 @@ pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
         shape: tensor.shape,
     });
     Ok(Report {
-        layout: if source.is_sharded { Layout::HfSafetensorsSharded } else { Layout::HfSafetensors },
+        layout: source.layout,
         tensors: tensors.collect(),
         n_params,
         file_bytes: source.n_bytes(),
@@ -89,8 +100,8 @@ pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
 }
 
 fn state_bytes(config: &LmConfig) -> Result<u64, CheckpointError> {
-    let sizes = config.sizes()?;
-    let conv = sizes.conv_dim.saturating_mul(config.block.d_conv - 1);
-    let ssm = sizes.d_ssm.saturating_mul(config.block.d_state);
-    Ok(conv.saturating_add(ssm).saturating_mul(config.n_layer).saturating_mul(4) as u64)
+    let states = config.sizes()?.states();
+    let n_elems = |shape: &[usize]| shape.iter().fold(1u64, |n, &size| n.saturating_mul(size as u64));
+    let n_elems: u64 = states.iter().map(|state| n_elems(&state.shape)).fold(0, u64::saturating_add);
+    Ok(n_elems.saturating_mul(config.n_layer as u64).saturating_mul(4))
 }

@@ -1,22 +1,31 @@
-//! Checkpoints in the layout of Hugging Face's `Mamba2ForCausalLM`: `config.json` beside `model.safetensors`, or beside
-//! shards that `model.safetensors.index.json` lists.
+//! Checkpoints: those of Hugging Face's `Mamba2ForCausalLM`, `config.json` beside `model.safetensors` or beside shards that
+//! `model.safetensors.index.json` lists; and those of state-spaces' `mamba_ssm`, Mamba-2 and Mamba-3, whose `pytorch_model.bin`
+//! is read without executing anything in it.
 //!
 //! The crate reads no files: the caller hands in a [`Files`]. [`load`] gives configuration and tensors, [`inspect()`] only says
-//! what there is, [`save`] gives the bytes of a checkpoint.
+//! what there is, [`save`] gives the bytes of a checkpoint, [`load_predecessor`] reads a block of the predecessor.
 
 mod error;
 mod hf_config;
 mod inspect;
+mod pickle;
+mod predecessor;
 mod save;
+mod ssm_config;
 pub(crate) mod tensors;
+mod torch;
+mod zip;
 
 pub use error::CheckpointError;
-pub use inspect::{Layout, Report, TensorReport, inspect};
+pub use inspect::{Layout, Report, TensorReport, inspect, inspect_with};
+pub use predecessor::load_predecessor;
 pub use save::save;
 
 use crate::config::LmConfig;
+use crate::json;
+use crate::mamba3::AAct;
 use crate::names;
-use crate::params::ParamInfo;
+use crate::params::{ParamInfo, Role};
 use indexmap::IndexMap;
 use monopass_ir::TensorData;
 use tensors::{Source, Stored};
@@ -27,6 +36,9 @@ pub const CONFIG_FILE: &str = "config.json";
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Name of the list of shards.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Name of the tensors in a file of `torch.save`.
+pub const TORCH_FILE: &str = "pytorch_model.bin";
 
 /// Bytes of a file: read, borrowed, or mapped into memory.
 pub type Bytes<'a> = Box<dyn AsRef<[u8]> + 'a>;
@@ -53,7 +65,7 @@ impl Files for IndexMap<String, Vec<u8>> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     /// Sizes and options. The group of the inner norm is `d_ssm / ngroups`, as in transformers 5; older versions normalise
-    /// over all channels, which differs with several groups: set `block.norm_group` for those.
+    /// over all channels, which differs with several groups: set the block's `norm_group` for those.
     pub config: LmConfig,
     /// The model's parameters under our names, in the order of [`LmConfig::parameters`], as f32.
     pub params: IndexMap<String, TensorData>,
@@ -61,18 +73,33 @@ pub struct Checkpoint {
     pub warnings: Vec<String>,
 }
 
+/// What the files of a checkpoint do not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The activation of a Mamba-3's decay rate, unless the configuration records it as `a_act` in `ssm_cfg`.
+    pub a_act: Option<AAct>,
+}
+
 /// Reads a checkpoint.
 ///
 /// # Errors
-/// [`CheckpointError`]: files missing or broken, a configuration that is not a Mamba-2's or does not fit together, tensors
-/// missing or of another shape or element type.
+/// [`CheckpointError`]: files missing or broken, a configuration that is of another model or does not fit together, tensors
+/// missing or of another shape or element type; [`CheckpointError::AskAAct`] of a Mamba-3 that does not record it.
 pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
+    load_with(files, &LoadOptions::default())
+}
+
+/// As [`load`], with what the files do not say.
+///
+/// # Errors
+/// As for [`load`], and options that contradict the files.
+pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
-    let config = read_config(files, &stored)?;
-    check_layers(&config, &stored)?;
+    let config = read_config(files, &stored, options)?;
+    check_layers(&config, &stored, source.layout)?;
     let wanted = config.parameters()?;
-    let warnings = check_shapes(&wanted, &stored)?;
+    let warnings = check_shapes(&config, &wanted, &stored, source.layout)?;
     let mut params = IndexMap::with_capacity(wanted.len());
     for param in wanted {
         if let Some(tensor) = stored.get(&param.name) {
@@ -84,30 +111,48 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
 }
 
 /// Reads `config.json`; whether the head is tied follows from the tensors where it is not stated.
-fn read_config(files: &impl Files, stored: &IndexMap<String, Stored<'_>>) -> Result<LmConfig, CheckpointError> {
+fn read_config(files: &impl Files, stored: &IndexMap<String, Stored<'_>>, options: &LoadOptions) -> Result<LmConfig, CheckpointError> {
     let bytes = tensors::read(files, CONFIG_FILE)?.ok_or(CheckpointError::NoConfig)?;
-    hf_config::parse((*bytes).as_ref(), || names::of_model(crate::params::Role::Head).is_some_and(|head| stored.contains_key(head)))
+    let text = String::from_utf8_lossy((*bytes).as_ref());
+    let value = json::parse(&text).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
+    if ssm_config::is_one(&value) {
+        return ssm_config::parse(&text, &value, options);
+    }
+    hf_config::parse(&text, &value, || names::of_model(Role::Head).is_some_and(|head| stored.contains_key(head)))
 }
 
 /// A number of layers that the tensors cannot make up is refused before anything is listed for each of them.
-fn check_layers(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>) -> Result<(), CheckpointError> {
+fn check_layers(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>, layout: Layout) -> Result<(), CheckpointError> {
     if config.n_layer <= stored.len() {
         return Ok(());
     }
     let norm = |layer| format!("{}{}", names::layer_prefix(layer), "norm.weight");
     // Each layer has a tensor of its own, so that the search ends after at most one step more than there are tensors.
     match (0..config.n_layer).map(norm).find(|name| !stored.contains_key(name)) {
-        Some(name) => Err(CheckpointError::MissingTensor { name, shape: vec![config.block.d_model], files: tensors::searched(stored) }),
+        Some(name) => {
+            let (name, shape) = (name_in(layout, &name), vec![config.block.d_model()]);
+            Err(CheckpointError::MissingTensor { name, shape, files: tensors::searched(stored) })
+        }
         None => Ok(()),
     }
 }
 
+/// What files of a layout call a parameter of ours.
+fn name_in(layout: Layout, name: &str) -> String {
+    if layout == Layout::SsmBin { name.to_owned() } else { names::to_hf(name) }
+}
+
 /// Every parameter is there in its shape; gives a warning for each tensor that is none of them.
-fn check_shapes(wanted: &[ParamInfo], stored: &IndexMap<String, Stored<'_>>) -> Result<Vec<String>, CheckpointError> {
+fn check_shapes(
+    config: &LmConfig,
+    wanted: &[ParamInfo],
+    stored: &IndexMap<String, Stored<'_>>,
+    layout: Layout,
+) -> Result<Vec<String>, CheckpointError> {
     for param in wanted {
         let Some(tensor) = stored.get(&param.name) else {
             let files = tensors::searched(stored);
-            return Err(CheckpointError::MissingTensor { name: names::to_hf(&param.name), shape: param.shape.clone(), files });
+            return Err(CheckpointError::MissingTensor { name: name_in(layout, &param.name), shape: param.shape.clone(), files });
         };
         if tensor.shape != param.shape {
             return Err(CheckpointError::WrongShape {
@@ -118,7 +163,14 @@ fn check_shapes(wanted: &[ParamInfo], stored: &IndexMap<String, Stored<'_>>) -> 
             });
         }
     }
-    let is_known = |name: &str| wanted.iter().any(|param| param.name == name);
+    let is_known = |name: &str| wanted.iter().any(|param| param.name == name) || is_tied_head(config, stored, name);
     let extra = stored.iter().filter(|(name, _)| !is_known(name));
     Ok(extra.map(|(_, tensor)| format!("{}: tensor {} {:?} is not part of the model", tensor.file, tensor.name, tensor.shape)).collect())
+}
+
+/// Whether this is the head of a tied model, stored with the embedding's elements.
+fn is_tied_head(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>, name: &str) -> bool {
+    let get = |role| names::of_model(role).and_then(|name| stored.get(name));
+    let (Some(head), Some(embedding)) = (get(Role::Head), get(Role::Embedding)) else { return false };
+    config.tie_embeddings && names::of_model(Role::Head) == Some(name) && std::ptr::eq(head.data, embedding.data)
 }

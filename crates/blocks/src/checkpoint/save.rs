@@ -1,7 +1,8 @@
 //! The bytes of a checkpoint: equal input gives equal bytes.
 
 use super::{CONFIG_FILE, CheckpointError, WEIGHTS_FILE, hf_config};
-use crate::config::{LmConfig, Naming, NormKind, Taps};
+use crate::block::BlockSizes;
+use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind, Taps};
 use crate::names;
 use indexmap::IndexMap;
 use monopass_ir::TensorData;
@@ -15,8 +16,10 @@ use safetensors::tensor::TensorView;
 /// # Errors
 /// An option that the layout cannot state, an inconsistent configuration, or a parameter that is missing or does not fit.
 pub fn save(config: &LmConfig, params: &IndexMap<String, TensorData>) -> Result<IndexMap<String, Vec<u8>>, CheckpointError> {
-    let sizes = config.sizes()?;
-    check_expressible(config)?;
+    let BlockSizes::Mamba2(block, sizes) = config.sizes()? else {
+        return Err(CheckpointError::NotExpressible { what: "a Mamba-3 block", help: "save its parameters as a file of tensors" });
+    };
+    check_expressible(config, block, &sizes)?;
     let mut data: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
     for param in config.parameters()? {
         let found = params.get(&param.name);
@@ -32,15 +35,14 @@ pub fn save(config: &LmConfig, params: &IndexMap<String, TensorData>) -> Result<
     // One entry, so that the map's order cannot show; readers of Hugging Face ask for it.
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     let weights = safetensors::serialize(views, Some(metadata)).map_err(corrupt)?;
-    let files = [(CONFIG_FILE, hf_config::print(config, &sizes)?), (WEIGHTS_FILE, weights)];
+    let files = [(CONFIG_FILE, hf_config::print(config, block, &sizes)?), (WEIGHTS_FILE, weights)];
     Ok(files.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect())
 }
 
 /// Only the published block's options have fields in the file.
-fn check_expressible(config: &LmConfig) -> Result<(), CheckpointError> {
-    let block = &config.block;
-    let sizes = config.sizes()?;
+fn check_expressible(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes) -> Result<(), CheckpointError> {
     let rules = [
+        (!block.complex, "complex states", "save the parameters as a file of tensors"),
         (block.gate, "a block without gate", "set gate = true"),
         (block.conv_act, "a convolution without activation", "set conv_act = true"),
         (block.norm == NormKind::AfterGate, "another norm than after the gate", "set norm = after_gate"),

@@ -1,6 +1,6 @@
 //! The tensors of a checkpoint: which file they are in, and their elements as f32.
 
-use super::{Bytes, CheckpointError, Files, INDEX_FILE, WEIGHTS_FILE};
+use super::{Bytes, CheckpointError, Files, INDEX_FILE, Layout, TORCH_FILE, WEIGHTS_FILE, torch};
 use crate::json;
 use crate::names;
 use half::{bf16, f16};
@@ -13,8 +13,8 @@ use safetensors::{Dtype, SafeTensors};
 pub(super) struct Source<'a> {
     /// Name and bytes of each file, in the order of their names.
     files: Vec<(String, Bytes<'a>)>,
-    /// Whether there is a list of shards.
-    pub(super) is_sharded: bool,
+    /// What files they are.
+    pub(super) layout: Layout,
     /// Where the list of shards says each tensor is.
     listed: IndexMap<String, String>,
 }
@@ -48,10 +48,14 @@ impl<'a> Source<'a> {
                 }
             }
             shards.sort_keys();
-            return Ok(Self { files: shards.into_iter().collect(), is_sharded: true, listed });
+            return Ok(Self { files: shards.into_iter().collect(), layout: Layout::HfSafetensorsSharded, listed });
         }
-        let bytes = read(files, WEIGHTS_FILE)?.ok_or(CheckpointError::NoWeights)?;
-        Ok(Self { files: vec![(WEIGHTS_FILE.to_owned(), bytes)], is_sharded: false, listed: IndexMap::new() })
+        for (file, layout) in [(WEIGHTS_FILE, Layout::HfSafetensors), (TORCH_FILE, Layout::SsmBin)] {
+            if let Some(bytes) = read(files, file)? {
+                return Ok(Self { files: vec![(file.to_owned(), bytes)], layout, listed: IndexMap::new() });
+            }
+        }
+        Err(CheckpointError::NoWeights)
     }
 
     /// Size of all files together.
@@ -64,15 +68,8 @@ impl<'a> Source<'a> {
         let mut tensors: IndexMap<String, Stored<'_>> = IndexMap::new();
         for (file, bytes) in &self.files {
             let bytes = (**bytes).as_ref();
-            let parsed = SafeTensors::deserialize(bytes).map_err(|source| CheckpointError::Safetensors {
-                file: file.clone(),
-                n_bytes: bytes.len(),
-                source,
-            })?;
-            let mut views = parsed.tensors();
-            views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
-            for (name, view) in views {
-                let stored = Stored { file: file.clone(), shape: view.shape().to_vec(), dtype: view.dtype(), data: view.data(), name };
+            let in_file = if self.layout == Layout::SsmBin { torch::tensors(file, bytes)? } else { in_file(file, bytes)? };
+            for stored in in_file {
                 if let Some(other) = tensors.insert(names::from_hf(&stored.name), stored) {
                     return Err(CheckpointError::TwoTensors { name: other.name, file: file.clone(), other: other.file });
                 }

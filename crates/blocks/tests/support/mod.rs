@@ -64,3 +64,26 @@ pub(crate) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     }
     a.iter().zip(b).map(|(a, b)| if (a - b).is_nan() { f32::INFINITY } else { (a - b).abs() }).fold(0.0, f32::max)
 }
+
+/// Random choices, the same for the same seed.
+pub(crate) struct Choices(u32);
+
+impl Choices {
+    pub(crate) const fn new(seed: u32) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9).wrapping_add(0x7F4A_7C15))
+    }
+
+    /// A number below `end`, or 0.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 16) as usize % end.max(1)
+    }
+
+    pub(crate) fn flag(&mut self) -> bool {
+        self.below(2) == 1
+    }
+
+    pub(crate) fn of<T: Copy>(&mut self, options: &[T]) -> T {
+        options[self.below(options.len())]
+    }
+}

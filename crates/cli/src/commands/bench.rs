@@ -8,11 +8,11 @@ use crate::report::OrReport;
 use crate::{Outcome, engine};
 use clap::Subcommand;
 use miette::Result;
-use monopass::blocks::init;
+use monopass::blocks::{BlockConfig, init};
 use monopass::engine::{Engine, LoadOptions, Params, Program, Session, blocking};
 use monopass::lower::dump::NoDump;
 use monopass::lower::plan::Totals;
-use monopass::{CompileOptions, Counters, Graph, Mamba2Config, TensorData, Tensors};
+use monopass::{CompileOptions, Counters, Graph, TensorData, Tensors};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-fn line(args: &BenchArgs, engine: &Engine, params: &Params, config: &Mamba2Config, [batch, len]: [usize; 2]) -> Result<Value> {
+fn line(args: &BenchArgs, engine: &Engine, params: &Params, config: &BlockConfig, [batch, len]: [usize; 2]) -> Result<Value> {
     let graph = args.block.graph(config, batch, len)?;
     let options = args.passes.options();
     let totals = totals(engine, &graph, &options);

@@ -8,11 +8,11 @@ use crate::report::{Failure, OrReport};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use miette::Result;
-use monopass::blocks::{Io, mamba2};
+use monopass::blocks::{BlockConfig, Io, block};
 use monopass::ir::dot::dot;
 use monopass::lower::plan_html::plan_html;
 use monopass::lower::plan_json::plan_json;
-use monopass::{Graph, Mamba2Config, snapshot};
+use monopass::{Graph, snapshot};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -35,7 +35,7 @@ pub(crate) struct Args {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BlockArgs {
     /// Name of the block
-    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(["mamba2", "mamba2-seed"]))]
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(BlockConfig::NAMES))]
     pub(crate) name: String,
     /// Settings that differ from the published block's of width 768
     #[arg(long, value_name = "K=V,...", default_value = "")]
@@ -93,8 +93,8 @@ impl Mode {
 }
 
 impl BlockArgs {
-    pub(crate) fn config(&self) -> Result<Mamba2Config> {
-        let config = Mamba2Config::named(&self.name, DEFAULT_D_MODEL);
+    pub(crate) fn config(&self) -> Result<BlockConfig> {
+        let config = BlockConfig::named(&self.name, DEFAULT_D_MODEL);
         let mut config = config.ok_or_else(|| Failure::new(format!("no block is called {:?}", self.name)))?;
         config.set(&self.config).or_report()?;
         config.sizes().or_report()?;
@@ -102,8 +102,8 @@ impl BlockArgs {
     }
 
     /// The block with states that live between runs.
-    pub(crate) fn graph(&self, config: &Mamba2Config, batch: usize, len: usize) -> Result<Graph> {
-        mamba2::graph(config, batch, len, Io::Stateful).or_report()
+    pub(crate) fn graph(&self, config: &BlockConfig, batch: usize, len: usize) -> Result<Graph> {
+        block::graph(config, batch, len, Io::Stateful).or_report()
     }
 }
 

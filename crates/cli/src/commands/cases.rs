@@ -130,7 +130,7 @@ impl Runner<'_> {
         let file = self.dir.join(first);
         let dir = file.parent().unwrap_or(self.dir);
         let files = MappedFiles::open(dir).map_err(|report| Failure::new(report.to_string()))?;
-        let checkpoint = checkpoint::load(&files).map_err(|error| Failure::of(&error))?;
+        let checkpoint = checkpoint::load_with(&files, &case.load_options()).map_err(|error| Failure::of(&error))?;
         Ok((CaseGraphs::of_checkpoint(case, tensors, &checkpoint).map_err(failure)?, checkpoint.params))
     }
 }

@@ -1,12 +1,12 @@
 //! `monopass generate`: a prompt continued by a model, byte by byte.
 
-use crate::args::{ExecutorArgs, PassArgs};
+use crate::args::{CheckpointArgs, ExecutorArgs, PassArgs};
 use crate::files::MappedFiles;
 use crate::output::{bytes, counted, kernels_bar, note, print, print_line, spinner};
 use crate::report::{Failure, OrReport};
 use crate::{Outcome, engine};
 use miette::Result;
-use monopass::blocks::checkpoint::{Checkpoint, load};
+use monopass::blocks::checkpoint::{Checkpoint, load_with};
 use monopass::blocks::{Head, Io, LmGraph, model};
 use monopass::engine::Engine;
 use monopass::generate::{Generated, Generator, GeneratorOptions};
@@ -21,9 +21,11 @@ use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Directory of the checkpoint, or its .safetensors file
+    /// Directory of the checkpoint, or its .safetensors or .bin file
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Text to continue
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: OsString,
@@ -65,7 +67,7 @@ fn open(args: &Args) -> Result<Checkpoint> {
     let spinner = spinner("loading");
     let files = MappedFiles::open(&args.model)?;
     let has_tokenizer = files.has(TOKENIZER_FILE);
-    let checkpoint = load(&files).or_report()?;
+    let checkpoint = load_with(&files, &args.checkpoint.options()).or_report()?;
     spinner.finish_and_clear();
     checkpoint.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     let vocab_size = checkpoint.config.vocab_size;

@@ -1,6 +1,7 @@
 //! Reductions (sum, mean, maximum, argmax) and the running sum.
 
-use super::{OperandTypes, Operands, TypeError, expect_dtype, required};
+use super::conv::flags;
+use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_shape, required};
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Loops, Real, count, for_chunks, zeroed};
 use crate::op::Op;
@@ -27,9 +28,17 @@ pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>,
             expect_dtype(op, "x", x, x.dtype != DType::Bool, "a number")?;
             reduced(op, x, &[*axis], false, true).map(|shape| vec![TensorType::new(DType::U32, shape)])
         }
-        Op::Cumsum { axis, .. } => {
+        Op::Cumsum { axis, period, .. } => {
             expect_dtype(op, "x", x, x.dtype != DType::Bool, "a number")?;
-            reduced(op, x, &[*axis], false, false).map(|_| vec![x.clone()])
+            reduced(op, x, &[*axis], false, false)?;
+            if let Some(reset) = operands.get(1).copied().flatten() {
+                expect_shape(op, "reset", reset, &x.shape[..=*axis], "x's axes up to the summed one")?;
+                expect_dtype(op, "reset", reset, reset.dtype == DType::Bool, "bool")?;
+            }
+            if !(period.is_finite() && *period >= 0.0) || (*period > 0.0 && !x.dtype.is_float()) {
+                return Err(TypeError::new(format!("cumsum: period {period:?} of {x}")).help("give floats a period of 0 (none) or above"));
+            }
+            Ok(vec![x.clone()])
         }
         _ => Err(TypeError::new(format!("{}: not a reduction", op.mnemonic()))),
     }
@@ -56,6 +65,7 @@ fn reduced(op: &Op, x: &TensorType, axes: &[usize], keepdims: bool, needs_elems:
 #[expect(clippy::wildcard_enum_match_arm, reason = "the dispatch, which names every op, hands over only these")]
 pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &TensorType) -> Result<Array<'a, R>, EvalError> {
     let x = operands.take(op, 0)?;
+    let reset = operands.take_option(1).map(|reset| flags(op, reset)).transpose()?;
     let (shape, dtype) = (x.shape.clone(), x.dtype());
     let data = match op {
         Op::Argmax { axis } => match x.data {
@@ -65,14 +75,22 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
                 Data::U32(first_largest(&x.into_reals()?, &shape, *axis)?.into())
             }
         },
-        Op::Cumsum { axis, reverse } => match x.data {
-            Data::I32(v) => Data::I32(running_sum(&v, &shape, *axis, *reverse, i32::wrapping_add)?.into()),
-            Data::U32(v) => Data::U32(running_sum(&v, &shape, *axis, *reverse, u32::wrapping_add)?.into()),
-            Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
-                let sums = running_sum(&x.into_reals()?, &shape, *axis, *reverse, |a, b| a + b)?;
-                return Array::store(&ty.shape, dtype, sums.into());
+        Op::Cumsum { axis, reverse, period } => {
+            let line = Line { shape: &shape, axis: *axis, reverse: *reverse, reset: reset.as_deref() };
+            match x.data {
+                Data::I32(v) => Data::I32(line.running_sum(&v, i32::wrapping_add)?.into()),
+                Data::U32(v) => Data::U32(line.running_sum(&v, u32::wrapping_add)?.into()),
+                Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
+                    let (x, period) = (x.into_reals()?, R::from_f64(*period));
+                    let sums = if period > R::ZERO {
+                        line.running_sum(&x, |a, b| wrapped(a + b, period))?
+                    } else {
+                        line.running_sum(&x, |a, b| a + b)?
+                    };
+                    return Array::store(&ty.shape, dtype, sums.into());
+                }
             }
-        },
+        }
         Op::Sum { axes, .. } | Op::Mean { axes, .. } | Op::ReduceMax { axes, .. } => {
             let fold = Fold::new(&shape, axes)?;
             let is_max = matches!(op, Op::ReduceMax { .. });
@@ -238,33 +256,53 @@ fn first_largest<T: Copy + PartialOrd + Send + Sync>(x: &[T], shape: &[usize], a
     Ok(out)
 }
 
-fn running_sum<T: Copy + Default + Send + Sync>(
-    x: &[T],
-    shape: &[usize],
+/// `x` less the whole number of periods that brings it nearest to 0.
+fn wrapped<R: Real>(x: R, period: R) -> R {
+    x - period * (x / period + R::from_f64(0.5)).floor()
+}
+
+/// What is summed along an axis.
+struct Line<'a> {
+    shape: &'a [usize],
     axis: usize,
     reverse: bool,
-    add: impl Fn(T, T) -> T + Send + Sync,
-) -> Result<Vec<T>, EvalError> {
-    let (size, inner) = (shape[axis], count(&shape[axis + 1..])?);
-    let mut out = zeroed(x.len())?;
-    let line = size * inner;
-    for_chunks(&mut out, GRAIN.div_ceil(line.max(1)) * line, |start, chunk| {
-        for (to, x) in chunk.chunks_mut(line).zip(x[start..].chunks(line)) {
-            // Sums within a block start anew and the blocks before it are added: the error grows with LEAF + size / LEAF.
-            let mut before = vec![T::default(); inner];
-            let mut within = vec![T::default(); inner];
-            for step in 0..size {
-                let at = if reverse { size - 1 - step } else { step };
-                if step > 0 && step % LEAF == 0 {
-                    before.iter_mut().zip(&mut within).for_each(|(before, within)| *before = add(*before, std::mem::take(within)));
-                }
-                let row = at * inner..(at + 1) * inner;
-                for (((to, &x), within), &before) in to[row.clone()].iter_mut().zip(&x[row]).zip(&mut within).zip(&before) {
-                    *within = add(*within, x);
-                    *to = add(before, *within);
+    /// Of the axes up to the summed one.
+    reset: Option<&'a [bool]>,
+}
+
+impl Line<'_> {
+    fn running_sum<T: Copy + Default + Send + Sync>(&self, x: &[T], add: impl Fn(T, T) -> T + Send + Sync) -> Result<Vec<T>, EvalError> {
+        let (size, inner) = (self.shape[self.axis], count(&self.shape[self.axis + 1..])?);
+        let mut out = zeroed(x.len())?;
+        let line = size * inner;
+        for_chunks(&mut out, GRAIN.div_ceil(line.max(1)) * line, |start, chunk| {
+            for (i, (to, x)) in chunk.chunks_mut(line).zip(x[start..].chunks(line)).enumerate() {
+                // Sums within a block start anew and the blocks before it are added: the error grows with LEAF + size / LEAF.
+                let mut before = vec![T::default(); inner];
+                let mut within = vec![T::default(); inner];
+                for step in 0..size {
+                    let at = if self.reverse { size - 1 - step } else { step };
+                    if step > 0 && self.is_border(start / line + i, at) {
+                        before.fill(T::default());
+                        within.fill(T::default());
+                    }
+                    if step > 0 && step % LEAF == 0 {
+                        before.iter_mut().zip(&mut within).for_each(|(before, within)| *before = add(*before, std::mem::take(within)));
+                    }
+                    let row = at * inner..(at + 1) * inner;
+                    for (((to, &x), within), &before) in to[row.clone()].iter_mut().zip(&x[row]).zip(&mut within).zip(&before) {
+                        *within = add(*within, x);
+                        *to = add(before, *within);
+                    }
                 }
             }
-        }
-    });
-    Ok(out)
+        });
+        Ok(out)
+    }
+
+    /// Whether sums start anew at place `at`, which is not the first one summed, of the line.
+    fn is_border(&self, line: usize, at: usize) -> bool {
+        let size = self.shape[self.axis];
+        self.reset.is_some_and(|reset| reset[line * size + if self.reverse { at + 1 } else { at }])
+    }
 }

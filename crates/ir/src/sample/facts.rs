@@ -90,6 +90,10 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
             let n_rows = n_as_f64(*table.1.shape.first()?);
             (ids.lo >= 0.0 && ids.hi < n_rows).then_some(table.0)?
         }
+        Op::Cumsum { axis, .. } => {
+            let (x, ty) = known(0)?;
+            x.summed(*ty.shape.get(*axis)?)
+        }
         _ if operands.len() == 2 => binary(op, known(0)?.0, known(1)?.0)?,
         _ => unary(op, known(0)?)?,
     };
@@ -136,7 +140,6 @@ fn unary(op: &Op, (x, ty): Known<'_>) -> Option<Facts> {
             Facts { err: x.err + EPS_F32 * n_as_f64(n) * x.max_abs(), ..x }
         }
         Op::Argmax { axis } if x.is_exact() => Facts::exact(0.0, n_as_f64(ty.shape.get(*axis)?.saturating_sub(1))),
-        Op::Cumsum { axis, .. } => x.summed(*ty.shape.get(*axis)?),
         _ => return None,
     })
 }

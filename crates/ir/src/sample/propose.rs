@@ -183,7 +183,11 @@ impl Sampler {
             "mean" => Op::Mean { axes, keepdims },
             "reduce_max" => Op::ReduceMax { axes, keepdims },
             "argmax" => Op::Argmax { axis },
-            _ => Op::Cumsum { axis, reverse: keepdims },
+            _ => {
+                let reset = self.maybe(DType::Bool, x.ty.shape[..=axis].to_vec());
+                // Without a period: sums near half of it may fall on either side.
+                return Some((Op::Cumsum { axis, reverse: keepdims, period: 0.0 }, vec![Some(x), reset]));
+            }
         };
         Some((op, vec![Some(x)]))
     }

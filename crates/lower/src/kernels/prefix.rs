@@ -2,7 +2,8 @@
 //!
 //! A row is everything along the axis at one position of the others. Short rows are summed by one invocation each. A
 //! long one is walked by a workgroup in chunks: each invocation sums four neighbors, the workgroup scans those sums in
-//! two levels, and the total is carried on to the next chunk. The order of additions is always the same.
+//! two levels, and the total is carried on to the next chunk. The order of additions is always the same. Sums that start
+//! anew at resets are made by one invocation a row whatever its length.
 
 use crate::emit::kernel::register_type;
 use crate::emit::num::product;
@@ -27,6 +28,11 @@ pub fn lower_cumsum(ctx: &LowerCtx<'_>, value: ValueId, inline: &dyn Fn(ValueId)
     let scan = Scan::new(&mut kb, value);
     let limit = ctx.target.max_invocations.min(ctx.target.max_workgroup_size[0]);
     let (label, workgroup_size, n_workgroups, loop_trips) = match scan.n {
+        _ if scan.reset.is_some() => {
+            let group = SMALL_GROUP.min(limit);
+            scan.emit_short(&mut kb, group);
+            ("cumsum {reset}".to_owned(), group, scan.n_rows.value().div_ceil(u64::from(group)), scan.n.value())
+        }
         Num::Static(n) if n <= SHORT_ROW => {
             let group = SMALL_GROUP.min(limit);
             scan.emit_short(&mut kb, group);
@@ -57,6 +63,10 @@ struct Scan {
     operand: ValueId,
     dtype: DType,
     reverse: bool,
+    /// Where sums start anew.
+    reset: Option<ValueId>,
+    /// What sums are taken modulo; 0 for nothing.
+    period: f64,
     outer: Vec<Num>,
     n: Num,
     inner: Vec<Num>,
@@ -72,13 +82,15 @@ struct RowParts {
 impl Scan {
     fn new(kb: &mut KernelBuilder<'_>, value: ValueId) -> Self {
         let node = kb.ctx.graph.def(value);
-        let (axis, reverse) = if let Some(Op::Cumsum { axis, reverse }) = node.op() { (*axis, *reverse) } else { (0, false) };
+        let (axis, reverse, period) =
+            if let Some(Op::Cumsum { axis, reverse, period }) = node.op() { (*axis, *reverse, *period) } else { (0, false, 0.0) };
+        let reset = node.operands.get(1).copied().flatten();
         let operand = node.operands.first().copied().flatten().unwrap_or(value);
         let sizes = kb.sizes(operand);
         let (outer, rest) = sizes.split_at(axis.min(sizes.len()));
         let (n, inner) = rest.split_first().map_or((Num::ONE, Vec::new()), |(n, inner)| (n.clone(), inner.to_vec()));
         let n_rows = product(outer.iter().chain(&inner));
-        Self { value, operand, dtype: kb.ctx.graph.ty(value).dtype, reverse, outer: outer.to_vec(), n, inner, n_rows }
+        Self { value, operand, dtype: kb.ctx.graph.ty(value).dtype, reverse, reset, period, outer: outer.to_vec(), n, inner, n_rows }
     }
 
     fn row_parts(&self, kb: &mut KernelBuilder<'_>, row: &str) -> RowParts {
@@ -125,11 +137,38 @@ impl Scan {
         kb.open(format!("for (var step = 0u; step < {n}; step++)"));
         let place = self.place(kb, "step", 1);
         let index = self.index(&parts, &place, 1);
+        let starts = self.reset.map(|reset| {
+            let index = Index(vec![parts.outer.clone(), Part::new(&place, vec![self.n.clone()], 1)]);
+            kb.emit(reset, &index, Width::One)
+        });
+        let anew = starts.map(|starts| format!("if ({starts}) {{ sum = {}(); }}", register_type(self.dtype)));
+        if let Some(anew) = anew.as_ref().filter(|_| !self.reverse) {
+            kb.line(anew);
+        }
         let x = kb.emit(self.operand, &index, Width::One);
         kb.line(format!("sum += {x};"));
+        self.wrap(kb, "sum");
         self.store(kb, &index, Width::One, "sum");
+        if let Some(anew) = anew.as_ref().filter(|_| self.reverse) {
+            kb.line(anew);
+        }
         kb.close();
         kb.close();
+    }
+
+    /// Takes a variable modulo the period, if there is one.
+    fn wrap(&self, kb: &mut KernelBuilder<'_>, name: &str) {
+        if self.period > 0.0 {
+            let by = self.turns(name);
+            kb.line(format!("{name} -= {by};"));
+        }
+    }
+
+    /// The whole periods in a sum, which its value modulo the period lacks.
+    fn turns(&self, sum: &str) -> String {
+        #[expect(clippy::cast_possible_truncation, reason = "the kernel's arithmetic is f32")]
+        let period = self.period as f32;
+        format!("{period:?} * floor({sum} / {period:?} + 0.5)")
     }
 
     /// A workgroup a row, in chunks.
@@ -150,10 +189,11 @@ impl Scan {
         kb.line("let s1 = x0 + x1;");
         kb.line("let s2 = s1 + x2;");
         kb.line("let s3 = s2 + x3;");
-        scan_workgroup(kb, ty, group, fan);
+        self.scan_workgroup(kb, ty, group, fan);
         kb.line("let before = carry + within;");
         self.store_neighbors(kb, &parts, &n, is_quad);
         kb.line("carry += total;");
+        self.wrap(kb, "carry");
         kb.line("workgroupBarrier();");
         kb.close();
         kb.close();
@@ -195,7 +235,10 @@ impl Scan {
             if self.reverse {
                 ordered.reverse();
             }
-            let x = format!("vec4<{ty}>({}) + before", ordered.join(", "));
+            let mut x = kb.bind(format!("vec4<{ty}>({}) + before", ordered.join(", ")));
+            if self.period > 0.0 {
+                x = format!("{x} - {}", self.turns(&x));
+            }
             self.store(kb, &self.index(parts, &place, 4), Width::Four, &x);
             kb.close();
             return;
@@ -204,7 +247,12 @@ impl Scan {
             kb.open(format!("if (step + {i}u < {n})"));
             let step = kb.bind(format!("step + {i}u"));
             let place = self.place(kb, &step, 1);
-            self.store(kb, &self.index(parts, &place, 1), Width::One, &format!("before + {sum}"));
+            let mut x = format!("before + {sum}");
+            if self.period > 0.0 {
+                let sum = kb.bind(x);
+                x = format!("{sum} - {}", self.turns(&sum));
+            }
+            self.store(kb, &self.index(parts, &place, 1), Width::One, &x);
             kb.close();
         }
     }
@@ -213,30 +261,31 @@ impl Scan {
     const fn lanes(&self) -> [&'static str; 4] {
         if self.reverse { ["w", "z", "y", "x"] } else { ["x", "y", "z", "w"] }
     }
-}
 
-/// From `s3`, the sum of each invocation: `within`, the sum of the invocations before it, and `total`, that of all.
-/// Reads of the arrays end before the barrier that closes the chunk.
-fn scan_workgroup(kb: &mut KernelBuilder<'_>, ty: &str, group: u32, fan: u32) {
-    let per_lane = group / fan;
-    kb.line("sums[lid] = s3;");
-    kb.line("workgroupBarrier();");
-    kb.open(format!("if (lid < {fan}u)"));
-    kb.line(format!("var run: {ty};"));
-    for i in 0..per_lane {
-        kb.line(format!("let y{i} = sums[lid * {per_lane}u + {i}u];"));
-        kb.line(format!("sums[lid * {per_lane}u + {i}u] = run;"));
-        kb.line(format!("run += y{i};"));
-    }
-    kb.line("totals[lid] = run;");
-    kb.close();
-    kb.line("workgroupBarrier();");
-    kb.line("var within = sums[lid];");
-    kb.line(format!("var total: {ty};"));
-    for i in 0..fan {
-        if i + 1 < fan {
-            kb.line(format!("if (lid >= {}u) {{ within += totals[{i}u]; }}", (i + 1) * per_lane));
+    /// From `s3`, the sum of each invocation: `within`, the sum of the invocations before it, and `total`, that of all.
+    /// Reads of the arrays end before the barrier that closes the chunk.
+    fn scan_workgroup(&self, kb: &mut KernelBuilder<'_>, ty: &str, group: u32, fan: u32) {
+        let per_lane = group / fan;
+        kb.line("sums[lid] = s3;");
+        kb.line("workgroupBarrier();");
+        kb.open(format!("if (lid < {fan}u)"));
+        kb.line(format!("var run: {ty};"));
+        for i in 0..per_lane {
+            kb.line(format!("let y{i} = sums[lid * {per_lane}u + {i}u];"));
+            kb.line(format!("sums[lid * {per_lane}u + {i}u] = run;"));
+            kb.line(format!("run += y{i};"));
         }
-        kb.line(format!("total += totals[{i}u];"));
+        self.wrap(kb, "run");
+        kb.line("totals[lid] = run;");
+        kb.close();
+        kb.line("workgroupBarrier();");
+        kb.line("var within = sums[lid];");
+        kb.line(format!("var total: {ty};"));
+        for i in 0..fan {
+            if i + 1 < fan {
+                kb.line(format!("if (lid >= {}u) {{ within += totals[{i}u]; }}", (i + 1) * per_lane));
+            }
+            kb.line(format!("total += totals[{i}u];"));
+        }
     }
 }

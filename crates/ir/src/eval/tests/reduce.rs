@@ -22,7 +22,7 @@ fn nothing_sums_to_zero() -> Fallible<()> {
     assert_eq!(apply([&x], |[x]| x.sum(vec![1], false))?, f32s(&[2, 3], &[0.0; 6]));
     assert_eq!(apply([&x], |[x]| x.sum(vec![2], false))?, f32s(&[2, 0], &[]));
     assert_eq!(apply([&x], |[x]| x.mean(vec![2], false))?, f32s(&[2, 0], &[]));
-    assert_eq!(apply([&x], |[x]| x.cumsum(1_usize, false))?, x);
+    assert_eq!(apply([&x], |[x]| x.cumsum(None, 1_usize, false, 0.0))?, x);
     assert_eq!(apply([&x], |[x]| x.argmax(2_usize))?.shape(), [2, 0]);
     Ok(())
 }
@@ -34,7 +34,7 @@ fn long_sums_keep_their_digits_along_either_axis() -> Fallible<()> {
     let want = f32s(&[1], &[0.1 * 100_003.0]);
     close(&apply([&x], |[x]| x.sum(vec![0], true))?, &want, 1e-6)?;
     close(&apply([&x], |[x]| x.reshape(vec![n, 1]).broadcast(vec![n, 3]).sum(vec![0], false))?, &f32s(&[3], &[10000.3; 3]), 1e-6)?;
-    close(&apply([&x], |[x]| x.cumsum(0_usize, false).slice_axis(0, n - 1, n))?, &want, 3e-6)
+    close(&apply([&x], |[x]| x.cumsum(None, 0_usize, false, 0.0).slice_axis(0, n - 1, n))?, &want, 3e-6)
 }
 
 #[test]
@@ -63,11 +63,35 @@ fn argmax_is_the_first_largest() -> Fallible<()> {
 #[test]
 fn running_sums_include_themselves() -> Fallible<()> {
     let x = f32s(&[3, 2], &[1.0, 10.0, 2.0, 20.0, 3.0, 30.0]);
-    assert_eq!(apply([&x], |[x]| x.cumsum(0_usize, false))?, f32s(&[3, 2], &[1.0, 10.0, 3.0, 30.0, 6.0, 60.0]));
-    assert_eq!(apply([&x], |[x]| x.cumsum(0_usize, true))?, f32s(&[3, 2], &[6.0, 60.0, 5.0, 50.0, 3.0, 30.0]));
-    assert_eq!(apply([&x], |[x]| x.cumsum(1_usize, true))?, f32s(&[3, 2], &[11.0, 10.0, 22.0, 20.0, 33.0, 30.0]));
+    assert_eq!(apply([&x], |[x]| x.cumsum(None, 0_usize, false, 0.0))?, f32s(&[3, 2], &[1.0, 10.0, 3.0, 30.0, 6.0, 60.0]));
+    assert_eq!(apply([&x], |[x]| x.cumsum(None, 0_usize, true, 0.0))?, f32s(&[3, 2], &[6.0, 60.0, 5.0, 50.0, 3.0, 30.0]));
+    assert_eq!(apply([&x], |[x]| x.cumsum(None, 1_usize, true, 0.0))?, f32s(&[3, 2], &[11.0, 10.0, 22.0, 20.0, 33.0, 30.0]));
     let long = TensorData::i32([200], vec![3; 200])?;
     let want: Vec<i32> = (1..=200).map(|i| 3 * i).collect();
-    assert_eq!(apply([&long], |[x]| x.cumsum(0_usize, false))?, TensorData::i32([200], want)?);
+    assert_eq!(apply([&long], |[x]| x.cumsum(None, 0_usize, false, 0.0))?, TensorData::i32([200], want)?);
+    Ok(())
+}
+
+#[test]
+fn running_sums_start_anew_at_resets() -> Fallible<()> {
+    let x = f32s(&[2, 4, 2], &[1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0, 1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 4.0, 40.0]);
+    let reset = TensorData::new([2, 4], Elements::Bool(vec![true, false, true, false, false, true, true, false]))?;
+    let run = |reverse| apply([&x, &reset], |[x, reset]| x.cumsum(Some(reset), 1_usize, reverse, 0.0));
+    let sums = [1.0, 10.0, 3.0, 30.0, 3.0, 30.0, 7.0, 70.0, 1.0, 10.0, 2.0, 20.0, 3.0, 30.0, 7.0, 70.0];
+    assert_eq!(run(false)?, f32s(&[2, 4, 2], &sums));
+    let sums = [3.0, 30.0, 2.0, 20.0, 7.0, 70.0, 4.0, 40.0, 1.0, 10.0, 2.0, 20.0, 7.0, 70.0, 4.0, 40.0];
+    assert_eq!(run(true)?, f32s(&[2, 4, 2], &sums));
+    Ok(())
+}
+
+#[test]
+fn running_sums_modulo_a_period_keep_their_digits() -> Fallible<()> {
+    let n = 100_003;
+    let x = f32s(&[n], &vec![0.375; n]);
+    let sums = apply([&x], |[x]| x.cumsum(None, 0_usize, false, 1.0))?;
+    // Every term and sum is a multiple of 1/8, so that nothing is rounded.
+    let want = |i: usize| [0.375, -0.25, 0.125, -0.5, -0.125, 0.25, -0.375, 0.0][i % 8];
+    let want: Vec<f32> = (0..n).map(want).collect();
+    assert_eq!(sums, f32s(&[n], &want));
     Ok(())
 }

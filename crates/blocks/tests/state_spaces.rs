@@ -1,0 +1,150 @@
+//! Guards that checkpoints of state-spaces, and blocks of the predecessor, are read right, and that each broken one is
+//! refused with what, where and how to fix it.
+
+mod support;
+
+use indexmap::IndexMap;
+use monopass_blocks::checkpoint::{self, CheckpointError, Layout, LoadOptions, load_predecessor};
+use monopass_blocks::{AAct, Mamba2Config, init};
+use monopass_ir::TensorData;
+use safetensors::tensor::TensorView;
+use support::{Dir, Result};
+
+type FileMap = IndexMap<String, Vec<u8>>;
+
+const HEAVY_TAIL: LoadOptions = LoadOptions { a_act: Some(AAct::HeavyTail) };
+
+fn files(id: &str) -> Result<FileMap> {
+    let dir = Dir::golden().sub(id);
+    let file = |name: &str| Ok((name.to_owned(), dir.bytes(name)?));
+    ["config.json", "pytorch_model.bin"].into_iter().map(file).collect()
+}
+
+/// The checkpoint with one replacement in its configuration, without regard to spaces.
+fn with_config(id: &str, from: &str, to: &str) -> Result<FileMap> {
+    let mut files = files(id)?;
+    let value: serde_json::Value = serde_json::from_slice(&files["config.json"])?;
+    let text = value.to_string();
+    assert!(text.contains(from), "{from} is not in {text}");
+    files.insert("config.json".into(), text.replacen(from, to, 1).into_bytes());
+    Ok(files)
+}
+
+fn message(files: &FileMap, options: &LoadOptions) -> String {
+    checkpoint::load_with(files, options).map_or_else(|error| error.to_string(), |_| "loaded".into())
+}
+
+#[test]
+fn both_blocks_are_told_apart() -> Result {
+    let two = checkpoint::inspect(&files("ckpt_ssm_mamba2")?)?;
+    assert_eq!((two.layout, two.layout.to_string(), two.config.block.kind()), (Layout::SsmBin, "ssm-bin".to_owned(), "mamba2"));
+    // 21 tokens, padded to a multiple of 16.
+    assert_eq!((two.config.vocab_size, two.config.tie_embeddings, two.config.n_layer), (32, true, 2));
+    assert!(two.tensors.iter().all(|tensor| tensor.dtype == "F16"));
+    assert_eq!(two.warnings, Vec::<String>::new());
+    let three = checkpoint::inspect_with(&files("ckpt_ssm_mamba3")?, &HEAVY_TAIL)?;
+    let block = three.config.block.as_mamba3().ok_or("another block")?;
+    assert_eq!((block.is_mimo, block.mimo_rank, block.a_act, block.rope_fraction), (true, 2, AAct::HeavyTail, 0.5));
+    Ok(())
+}
+
+#[test]
+fn the_activation_of_the_decay_rate_is_asked_for_or_recorded() -> Result {
+    let files = files("ckpt_ssm_mamba3")?;
+    let asked = message(&files, &LoadOptions::default());
+    assert!(asked.contains("does not say a_act") && asked.contains("softplus") && asked.contains("heavy_tail"), "{asked}");
+    let recorded = with_config("ckpt_ssm_mamba3", "\"layer\":", "\"a_act\":\"softplus\",\"layer\":")?;
+    let loaded = checkpoint::load(&recorded)?;
+    assert_eq!(loaded.config.block.as_mamba3().map(|block| block.a_act), Some(AAct::Softplus));
+    assert!(message(&recorded, &HEAVY_TAIL).contains("ssm_cfg.a_act is \"softplus\", but heavy_tail is asked for"));
+    Ok(())
+}
+
+#[test]
+fn every_field_of_the_configuration_is_checked() -> Result {
+    let rows = [
+        ("\"Mamba2\"", "\"Mamba1\"", "ssm_cfg.layer is \"Mamba1\""),
+        ("\"layer\":\"Mamba2\",", "", "ssm_cfg.layer is missing, which means Mamba1"),
+        ("\"attn_layer_idx\":[]", "\"attn_layer_idx\":[1]", "layers of attention are not supported"),
+        ("\"d_intermediate\":0", "\"d_intermediate\":64", "d_intermediate is 64"),
+        ("\"rms_norm\":true", "\"rms_norm\":false", "rms_norm is false"),
+        ("\"vocab_size\":21", "\"vocab_size\":-1", "vocab_size is -1"),
+        ("\"vocab_size\":21,", "", "vocab_size is missing"),
+        ("\"tie_embeddings\":true", "\"tie_embeddings\":3", "tie_embeddings is 3"),
+        ("\"ssm_cfg\":{", "\"ssm_cfg\":{\"d_stat\":3,", "no setting is called \"d_stat\""),
+        ("\"vocab_size\":21", "\"vocab_size\":40", "tensor backbone.embedding.weight is [32, "),
+        ("\"n_layer\":2", "\"n_layer\":3", "tensor backbone.layers.2.norm.weight ["),
+        ("\"tie_embeddings\":true", "\"tie_embeddings\":false", "loaded"),
+    ];
+    for (from, to, wanted) in rows {
+        let found = message(&with_config("ckpt_ssm_mamba2", from, to)?, &LoadOptions::default());
+        assert!(found.contains(wanted), "{to}: {found}");
+    }
+    let wrong = message(&with_config("ckpt_ssm_mamba3", "\"mimo_rank\":2", "\"mimo_rank\":3")?, &HEAVY_TAIL);
+    assert!(wrong.contains("tensor backbone.layers.0.mixer.in_proj.weight is [") && wrong.contains("config.json gives ["), "{wrong}");
+    Ok(())
+}
+
+#[test]
+fn damaged_files_are_refused() -> Result {
+    let whole = files("ckpt_ssm_mamba2")?;
+    let bytes = &whole["pytorch_model.bin"];
+    let with = |bytes: Vec<u8>| {
+        message(
+            &[("config.json".to_owned(), whole["config.json"].clone()), ("pytorch_model.bin".to_owned(), bytes)].into(),
+            &LoadOptions::default(),
+        )
+    };
+    for n in [0, 1, 21, 22, 100, bytes.len() / 2, bytes.len() - 1] {
+        let found = with(bytes[..n].to_vec());
+        assert!(found.starts_with("pytorch_model.bin: it has no directory"), "{n}: {found}");
+    }
+    let old = with(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.".repeat(10));
+    assert!(old.contains("help: save the model's state dict again"), "{old}");
+    // A byte of the pickle: a call that is not known.
+    let at = bytes.windows(18).position(|bytes| bytes == b"_rebuild_tensor_v2").ok_or("no tensor")?;
+    let mut evil = bytes.clone();
+    evil[at] = b'X';
+    assert!(with(evil).contains("its pickle calls torch._utils.Xrebuild_tensor_v2, which is never executed"));
+    // Whatever byte of the pickle and of the directory is damaged, the reader gives an error or a model.
+    for at in (at - 60..at + 200).chain(bytes.len() - 200..bytes.len()) {
+        for byte in [0, 0x7F, 0xFF] {
+            let mut damaged = bytes.clone();
+            damaged[at] = byte;
+            let _ = with(damaged);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_block_of_the_predecessor_is_converted() -> Result {
+    let config = Mamba2Config { headdim: 4, d_state: 3, mimo_rank: 2, ..Mamba2Config::cmamba(8) };
+    let mut params = init::block(&config, 4)?;
+    assert_eq!(params.len(), 11);
+    let saved = |params: &IndexMap<String, TensorData>| -> Result<Vec<u8>> {
+        let bytes: Vec<(&String, &[usize], Vec<u8>)> = params
+            .iter()
+            .map(|(name, tensor)| (name, tensor.shape(), tensor.to_f32_vec().iter().flat_map(|value| value.to_le_bytes()).collect()))
+            .collect();
+        let views = bytes.iter().map(|(name, shape, bytes)| Ok((name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes)?)));
+        Ok(safetensors::serialize(views.collect::<std::result::Result<Vec<_>, safetensors::SafeTensorError>>()?, None)?)
+    };
+    params.insert("A_log".to_owned(), TensorData::f32([4, 2], vec![-1.0, 0.5, -0.25, -2.0, -1e-4, 3.0, -7.0, 0.0])?);
+    let loaded = load_predecessor(&config, "block.safetensors", &saved(&params)?)?;
+    let rates: Vec<f32> = [-1.0f32, -0.25, -1e-4, -7.0].iter().map(|a0| (-a0).ln()).collect();
+    let wanted = vec![rates[0], 0.5, rates[1], -2.0, rates[2], 3.0, rates[3], 0.0];
+    assert_eq!(loaded["A_log"], TensorData::f32([4, 2], wanted)?);
+    assert_eq!(loaded["wInProj"], params["wInProj"]);
+    // The predecessor's own initial values do not decay.
+    params.insert("A_log".to_owned(), TensorData::f32([4, 2], vec![-1.0, 0.5, 0.0, 1.6, -1.0, 3.1, -1.0, 4.7])?);
+    let error = load_predecessor(&config, "block.safetensors", &saved(&params)?).err().ok_or("loaded")?;
+    assert!(matches!(error, CheckpointError::GrowingState { head: 1, .. }), "{error}");
+    params.shift_remove("bConv");
+    let error = load_predecessor(&config, "block.safetensors", &saved(&params)?).err().ok_or("loaded")?;
+    assert!(error.to_string().starts_with("tensor bConv [40] is missing"), "{error}");
+    let real = Mamba2Config { headdim: 4, ..Mamba2Config::seed(8) };
+    let params = init::block(&real, 4)?;
+    assert_eq!(load_predecessor(&real, "block.safetensors", &saved(&params)?)?, params);
+    Ok(())
+}
