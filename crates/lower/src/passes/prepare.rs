@@ -32,7 +32,9 @@ fn widened(rewriter: &mut Rewriter<'_>, graph: &Graph, node: &Node) -> Option<()
     }
     let x = rewriter.get(node.operands.first().copied().flatten()?)?;
     let wide = rewriter.push(Op::Cast { dtype: DType::F32 }, &[x], node)?;
-    let reduced = rewriter.push(op.clone(), &[wide], node)?;
+    // Operands after the first, such as where sums start anew, stay.
+    let rest = rewriter.operands(node).into_iter().skip(1);
+    let reduced = rewriter.push_with(op.clone(), [Some(wide)].into_iter().chain(rest).collect(), node)?;
     let narrow = rewriter.push(Op::Cast { dtype }, &[reduced], node)?;
     rewriter.set(node.results[0], narrow);
     Some(())

@@ -57,7 +57,11 @@ impl<'a> Rewriter<'a> {
 
     /// Appends an op in the scope of `near`; `None` if its operands do not fit, which leaves the caller to copy instead.
     pub(super) fn push(&mut self, op: Op, operands: &[ValueId], near: &Node) -> Option<ValueId> {
-        let operands = operands.iter().map(|&value| Some(value)).collect();
+        self.push_with(op, operands.iter().map(|&value| Some(value)).collect(), near)
+    }
+
+    /// As [`push`](Self::push), of an op with optional operands.
+    pub(super) fn push_with(&mut self, op: Op, operands: Vec<Option<ValueId>>, near: &Node) -> Option<ValueId> {
         self.new.push_op(op, operands, Arc::clone(&near.scope), near.location).ok()?.first().copied()
     }
 
