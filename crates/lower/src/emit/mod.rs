@@ -7,6 +7,7 @@ mod conv;
 pub mod index;
 pub mod kernel;
 pub mod num;
+mod sums;
 pub mod value;
 
 pub use index::{Index, Part};

@@ -1,10 +1,12 @@
 //! The expression of a value at an index: every op that can be computed where it is needed.
 //!
-//! Reductions, matrix products, prefixes and scans cannot; their results are loaded, or defined by their own kernel.
+//! Matrix products and scans cannot, nor can reductions and prefixes over more than a few elements; their results are loaded,
+//! or defined by their own kernel.
 
 use super::index::{Index, Part};
 use super::kernel::{KernelBuilder, Width, register_type};
 use super::num::Num;
+use super::sums::RunningSum;
 use crate::step::StepValue;
 use monopass_ir::graph::{Node, NodeKind};
 use monopass_ir::op::Accuracy;
@@ -19,12 +21,11 @@ impl KernelBuilder<'_> {
 
     /// An identifier or literal for `value` at `index`, computed by the statements appended so far.
     pub fn emit(&mut self, value: ValueId, index: &Index, width: Width) -> String {
-        let held = self.known_row(value).or_else(|| self.element_of_array(value, index));
-        if let Some(ident) = held {
-            return match width {
-                Width::One => ident,
-                Width::Four => self.bind(format!("vec4<{}>({ident})", register_type(self.ctx.graph.ty(value).dtype))),
-            };
+        if let Some(ident) = self.known_row(value) {
+            return if width == Width::One { ident } else { self.four(value, &ident) };
+        }
+        if let Some(ident) = self.element_of_array(value, index, width) {
+            return ident;
         }
         let key = index.key();
         if let Some(ident) = self.known(value, &key, width) {
@@ -35,13 +36,24 @@ impl KernelBuilder<'_> {
         ident
     }
 
-    /// The element of a value that is in workgroup memory; its last axis has size 1, so four neighbors are one element.
-    fn element_of_array(&mut self, value: ValueId, index: &Index) -> Option<String> {
+    /// The element, or four, of a value that is in workgroup memory.
+    fn element_of_array(&mut self, value: ValueId, index: &Index, width: Width) -> Option<String> {
         let (array, n_lead) = self.known_array(value)?;
         let run = index.run(self, n_lead..index.rank());
         let sizes = run.iter().flat_map(|part| part.sizes.iter().cloned()).collect();
-        let place = self.merge_parts(&run, sizes);
-        Some(self.bind(format!("{array}[{}]", place.expr)))
+        let place = self.merge_parts(&run, sizes).expr;
+        let is_repeated = self.ctx.graph.ty(value).shape.last().is_none_or(|&size| size == 1);
+        if width == Width::One || is_repeated {
+            let one = self.bind(format!("{array}[{place}]"));
+            return Some(if width == Width::One { one } else { self.four(value, &one) });
+        }
+        let lanes: Vec<String> = (0..4).map(|lane| format!("{array}[{place} + {lane}u]")).collect();
+        Some(self.bind(format!("vec4<{}>({})", register_type(self.ctx.graph.ty(value).dtype), lanes.join(", "))))
+    }
+
+    /// Four times an element of a value.
+    fn four(&mut self, value: ValueId, one: &str) -> String {
+        self.bind(format!("vec4<{}>({one})", register_type(self.ctx.graph.ty(value).dtype)))
     }
 
     fn compute(&mut self, value: ValueId, index: &Index, width: Width) -> String {
@@ -97,12 +109,18 @@ impl KernelBuilder<'_> {
             (Op::Iota { axis, dtype, .. }, _) => self.iota(value, *axis, *dtype, index, width),
             (Op::Gather {}, Some(table)) => self.gather(value, table, node.operands.get(1).copied().flatten(), index, width),
             (Op::Conv1d { newest_first }, Some(_)) => self.conv(value, node, *newest_first, index, width),
+            (Op::Sum { keepdims, .. } | Op::Mean { keepdims, .. }, Some(x)) => {
+                self.sum_of_row(value, x, *keepdims, matches!(op, Op::Mean { .. }), index, width)
+            }
+            (Op::Cumsum { axis, reverse, period }, Some(_)) => {
+                self.running_sum(value, node, &RunningSum { axis: *axis, reverse: *reverse, period: *period }, index, width)
+            }
             _ => self.elementwise(op, node, value, index, width),
         }
     }
 
     /// Four single elements side by side.
-    fn lanes(&mut self, value: ValueId, index: &Index) -> String {
+    pub(super) fn lanes(&mut self, value: ValueId, index: &Index) -> String {
         let ty = register_type(self.ctx.graph.ty(value).dtype);
         let lanes: Vec<String> = (0..4).map(|lane| self.emit(value, &index.lane(lane), Width::One)).collect();
         self.bind(format!("vec4<{ty}>({})", lanes.join(", ")))

@@ -1,13 +1,14 @@
 //! Sums and means over parts of a row, computed by a workgroup of a product of few rows before the product itself.
 //!
 //! The row is that of the product's left operand, of shape `[lead.., K]`; the domain is `[lead.., parts.., columns]` and the
-//! result one number a part. The invocations are divided among the parts, and each part's among its columns.
+//! result one number a part. The invocations are divided among the parts, and each part's among its columns; where there are
+//! more parts than invocations, each invocation sums several parts.
 
 use crate::emit::{Index, KernelBuilder, Num, Part, Width, num::product};
 use monopass_ir::{Op, ValueId};
 
-/// Most parts of a row; each has at least two of the workgroup's 64 invocations.
-const MAX_PARTS: usize = 32;
+/// Most parts of a row.
+const MAX_PARTS: usize = 512;
 
 /// Whether a result of shape `[lead.., parts.., 1]` belongs to rows of shape `lead`, and has few enough parts.
 #[must_use]
@@ -24,6 +25,10 @@ pub(super) fn emit(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row
     let mut sizes = kb.sizes(operand).split_off(lead.len());
     let Some(columns) = sizes.pop() else { return };
     let n_parts = u32::try_from(product(&sizes).value()).unwrap_or(u32::MAX).max(1);
+    if n_parts > threads {
+        emit_whole_parts(kb, value, lead, row, [n_parts, threads]);
+        return;
+    }
     let lanes = 1 << (threads / n_parts).max(1).ilog2();
     let (shares, totals) = (kb.fresh("share_s"), kb.fresh("stat_s"));
     let text = format!("var<workgroup> {shares}: array<f32, {threads}>;\nvar<workgroup> {totals}: array<f32, {n_parts}>;");
@@ -48,6 +53,20 @@ pub(super) fn emit(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row
     let terms: Vec<String> = (0..lanes).map(|lane| format!("{shares}[lid * {lanes}u + {lane}u]")).collect();
     let scale = if is_mean { format!(" / f32({n})") } else { String::new() };
     kb.line(format!("{totals}[lid] = ({}){scale};", terms.join(" + ")));
+    kb.close();
+    kb.line("workgroupBarrier();");
+    kb.define_array(value, totals, lead.len());
+}
+
+/// The statistic with several parts an invocation.
+fn emit_whole_parts(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row: &str, [n_parts, threads]: [u32; 2]) {
+    let (totals, part) = (kb.fresh("stat_s"), kb.fresh("part"));
+    kb.global(&format!("var<workgroup> {totals}: array<f32, {n_parts}>;"), u64::from(n_parts) * 4);
+    let sizes = kb.sizes(value).split_off(lead.len());
+    kb.open(format!("for (var {part} = lid; {part} < {n_parts}u; {part} += {threads}u)"));
+    let index = Index(vec![Part::new(row, lead.to_vec(), 1), Part::new(&part, sizes, 1)]);
+    let x = kb.emit(value, &index, Width::One);
+    kb.line(format!("{totals}[{part}] = {x};"));
     kb.close();
     kb.line("workgroupBarrier();");
     kb.define_array(value, totals, lead.len());

@@ -28,14 +28,16 @@ pub struct ScanItem {
     pub y: ValueId,
     /// Second result.
     pub s_last: ValueId,
-    /// Whether anything needs the second result.
-    pub stores_state: bool,
-    /// The state that `s_last` overwrites where it lies, if it may.
+    /// The value that takes the second result, if anything needs it: itself, or a reshape of it.
+    pub stored_state: Option<ValueId>,
+    /// The state that it overwrites where it lies, if it may.
     pub in_place: Option<ValueId>,
     /// Values to store: `y`, or elementwise results over the same elements in the same order.
     pub outputs: Vec<ValueId>,
     /// Independent elementwise work that shares a dispatch (step class only).
     pub extra: Vec<Body>,
+    /// What is computed once a token and workgroup (step class only).
+    pub staged: Vec<super::scan_step::Staged>,
 }
 
 /// Operands and sizes of a scan.
@@ -104,7 +106,7 @@ impl Geometry {
     }
 }
 
-fn single(kb: &mut KernelBuilder<'_>, value: ValueId, axis: usize, expr: &str) -> Part {
+pub(super) fn single(kb: &mut KernelBuilder<'_>, value: ValueId, axis: usize, expr: &str) -> Part {
     let size = kb.size(value, axis);
     if size.is_one() { Part::zero(vec![size]) } else { Part::new(expr, vec![size], 1) }
 }
@@ -416,8 +418,8 @@ fn empty_step(kb: KernelBuilder<'_>) -> Step {
 // -- carries -------------------------------------------------------------------------------------------------------
 
 fn carries(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Step {
-    if let Some(state) = item.in_place {
-        kb.update_in_place(StepValue::Graph(state), StepValue::Graph(item.s_last), DType::F32);
+    if let Some((state, stored)) = item.in_place.zip(item.stored_state) {
+        kb.update_in_place(StepValue::Graph(state), StepValue::Graph(stored), DType::F32);
     }
     let Some(geometry) = Geometry::new(&mut kb, item.y) else { return empty_step(kb) };
     let kb_ref = &mut kb;
@@ -452,8 +454,8 @@ fn carries(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     }
     kb_ref.line(format!("s = fma({ty}(ld_{decay}({row})), s, {load}_{states}({at}));"));
     kb_ref.close();
-    if item.stores_state {
-        let last = kb_ref.write(StepValue::Graph(item.s_last), DType::F32, quad);
+    if let Some(stored) = item.stored_state {
+        let last = kb_ref.write(StepValue::Graph(stored), DType::F32, quad);
         kb_ref.line(format!("{store}_{last}({i}, s);"));
     }
     kb_ref.close();
@@ -464,7 +466,7 @@ fn carries(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
         n_workgroups: total.value().div_ceil(64 * each),
         loop_trips: geometry.n_chunks.value(),
         flops: total.value().saturating_mul(2 * geometry.n_chunks.value()),
-        computes: vec![item.s_last],
+        computes: vec![item.stored_state.unwrap_or(item.s_last)],
     })
 }
 

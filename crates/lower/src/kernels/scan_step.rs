@@ -5,11 +5,12 @@
 //! registers until the last token.
 
 use super::elementwise;
-use super::scan::{Geometry, ScanItem, emit_row, emit_token, store_step_y};
+use super::scan::{Geometry, ScanItem, emit_row, emit_token, single, store_step_y};
 use super::tile::At;
 use crate::emit::Index;
 use crate::emit::{Finish, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
 use crate::step::{Step, StepValue};
+use indexmap::IndexMap;
 use monopass_ir::{DType, ValueId};
 
 /// Rows of the state a workgroup.
@@ -17,12 +18,21 @@ const ROWS: u64 = 8;
 /// Invocations that share a row.
 const LANES: u64 = 8;
 
+/// What is computed once a token and workgroup before k and q.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Staged {
+    /// Sums or means over parts of the token's row, of shape `[B, L, parts.., 1]`.
+    Row(ValueId),
+    /// A short row for each token and head, of shape `[B, L, H, elements..]`.
+    Head(ValueId),
+}
+
 /// The one step of a scan over at most [`super::scan::STEP_TOKENS`] tokens, with `item.extra` in workgroups of its own.
 #[must_use]
 pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bool) -> Option<Step> {
     let mut kb = KernelBuilder::new(ctx, inline);
-    if let Some(state) = item.in_place {
-        kb.update_in_place(StepValue::Graph(state), StepValue::Graph(item.s_last), DType::F32);
+    if let Some((state, stored)) = item.in_place.zip(item.stored_state) {
+        kb.update_in_place(StepValue::Graph(state), StepValue::Graph(stored), DType::F32);
     }
     let geometry = Geometry::new(&mut kb, item.y)?;
     let kb_ref = &mut kb;
@@ -43,7 +53,7 @@ pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bo
     let flops = state.saturating_mul((1 + 4 * geometry.ranks as u64) * geometry.len.value());
     let mut computes: Vec<ValueId> = vec![item.y];
     computes.extend(item.outputs.iter().copied().filter(|&out| out != item.y));
-    computes.push(item.s_last);
+    computes.push(item.stored_state.unwrap_or(item.s_last));
     computes.extend(item.extra.iter().flat_map(|body| body.outputs.iter().copied()));
     Some(kb.finish(Finish {
         label: format!("scan_step {{rows = {ROWS}, lanes = {LANES}}}"),
@@ -125,6 +135,7 @@ impl StepKernel<'_> {
     fn stage_token(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, group: &str, tile: &str) {
         let geometry = self.geometry;
         let d_state = geometry.d_state.value();
+        self.stage_values(kb, batch, head);
         for rank in 0..geometry.ranks {
             let rank_text = format!("{rank}u");
             let base = rank as u64 * d_state.div_ceil(4).max(1);
@@ -162,6 +173,46 @@ impl StepKernel<'_> {
         kb.line(format!("decay_s = {decay};"));
         kb.close();
         kb.line("workgroupBarrier();");
+    }
+
+    /// Computes what k and q are made from, each once.
+    fn stage_values(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str) {
+        let geometry = self.geometry;
+        let tokens = [geometry.batch.clone(), geometry.len.clone()];
+        let len = kb.num(&geometry.len);
+        let row = if geometry.batch.is_one() { "t".to_owned() } else { kb.bind(format!("{batch} * {len} + t")) };
+        let mut heads: IndexMap<u64, Vec<ValueId>> = IndexMap::new();
+        for staged in &self.item.staged {
+            match *staged {
+                Staged::Row(value) => super::row_stats::emit(kb, value, &tokens, &row, 64),
+                Staged::Head(value) => {
+                    let n_elems = product(&kb.sizes(value)[3..]).value();
+                    heads.entry(n_elems).or_default().push(value);
+                }
+            }
+        }
+        for (&n_elems, values) in &heads {
+            let names: Vec<String> = values.iter().map(|_| kb.fresh("head_s")).collect();
+            for name in &names {
+                kb.global(&format!("var<workgroup> {name}: array<f32, {n_elems}>;"), n_elems * 4);
+            }
+            let element = kb.fresh("e");
+            kb.open(format!("for (var {element} = lid; {element} < {n_elems}u; {element} += 64u)"));
+            for (&value, name) in values.iter().zip(&names) {
+                let sizes = kb.sizes(value);
+                let mut parts = vec![single(kb, value, 0, batch), single(kb, value, 1, "t"), single(kb, value, 2, head)];
+                parts.push(Part::new(&element, sizes[3..].to_vec(), 1));
+                let x = kb.emit(value, &Index(parts), Width::One);
+                kb.line(format!("{name}[{element}] = {x};"));
+            }
+            kb.close();
+            for (&value, name) in values.iter().zip(names) {
+                kb.define_array(value, name, 3);
+            }
+        }
+        if !heads.is_empty() {
+            kb.line("workgroupBarrier();");
+        }
     }
 
     /// Advances the state by a token and leaves the partial sums of `y` in workgroup memory.
@@ -212,12 +263,10 @@ impl StepKernel<'_> {
     }
 
     fn store_state(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, p: &str, pieces: &[String]) {
-        if !self.item.stores_state {
-            return;
-        }
+        let Some(stored) = self.item.stored_state else { return };
         let quad = self.piece() == 4;
         kb.open(format!("if ({p} < {}u)", self.geometry.headdim.value()));
-        let name = kb.write(StepValue::Graph(self.item.s_last), DType::F32, quad);
+        let name = kb.write(StepValue::Graph(stored), DType::F32, quad);
         for (i, n) in pieces.iter().enumerate() {
             kb.open(format!("if ({n} < {}u)", self.geometry.d_state.value()));
             let (flat, _) = self.state_index(self.item.s_last, kb, [batch, head, p], n).flat(kb);

@@ -1,6 +1,6 @@
 //! From decisions to clusters in an order in which they can run.
 
-use super::{Fuser, Fusion, Group, is_half, is_step_scan};
+use super::{Fuser, Fusion, Group, few_tokens, is_half, is_step_scan};
 use crate::kernels::elementwise::Body;
 use crate::kernels::matmul::Product;
 use crate::kernels::rows::Rows;
@@ -51,9 +51,8 @@ impl Cluster {
             ClusterKind::Cumsum(value) => vec![*value],
             ClusterKind::Product(product) => product.outputs.clone(),
             ClusterKind::Scan(scan) => {
-                let state = scan.stores_state.then_some(scan.s_last);
                 let extra = scan.extra.iter().flat_map(|body| body.outputs.iter().copied());
-                scan.outputs.iter().copied().chain(state).chain(extra).collect()
+                scan.outputs.iter().copied().chain(scan.stored_state).chain(extra).collect()
             }
         }
     }
@@ -86,7 +85,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
     let is_stored = |value: &ValueId| fuser.stored.contains(value);
     let primary = node.results[0];
     let outputs: Vec<ValueId> = std::iter::once(primary).chain(anchor.epilogue.iter().copied()).filter(is_stored).collect();
-    let state = node.results.get(1).copied().filter(|value| is_stored(value));
+    let state = anchor.state.or_else(|| node.results.get(1).copied()).filter(is_stored);
     if outputs.is_empty() && state.is_none() {
         return None;
     }
@@ -101,10 +100,11 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
         Class::Scan => ClusterKind::Scan(ScanItem {
             y: primary,
             s_last: node.results[1],
-            stores_state: state.is_some(),
+            stored_state: state,
             in_place: None,
             outputs,
             extra: Vec::new(),
+            staged: if is_step_scan(graph, anchor.node) { few_tokens::staged(graph, node, &|value| !is_stored(&value)) } else { Vec::new() },
         }),
         Class::Prefix => ClusterKind::Cumsum(primary),
         Class::Reduction => {
@@ -315,10 +315,13 @@ fn mark_in_place(fuser: &Fuser<'_>, clusters: &mut [(Group, Cluster)]) {
         let reader = fuser.uses[state][0];
         for (_, cluster) in clusters.iter_mut() {
             match &mut cluster.kind {
-                ClusterKind::Scan(scan) if scan.s_last == update.value => {
+                ClusterKind::Scan(scan) if scan.stored_state == Some(update.value) => {
                     let node = graph.node(reader);
-                    let reads_it = node.results.contains(&scan.y) && graph.operand(node, "s0") == Some(state);
-                    if reads_it && scan.stores_state {
+                    let s0 = graph.operand(graph.def(scan.y), "s0");
+                    let is_direct = s0 == Some(state) && node.results.contains(&scan.y);
+                    // Each element of the first state is computed by the invocation that writes it, before it does.
+                    let is_own = |s0| !fuser.stored.contains(&s0) && fuser.uses[s0].len() == 1 && elementwise_path(fuser, s0, state);
+                    if (is_direct || s0.is_some_and(is_own)) && graph.ty(state) == graph.ty(update.value) {
                         scan.in_place = Some(state);
                     }
                 }

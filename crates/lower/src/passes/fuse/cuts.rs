@@ -3,11 +3,10 @@
 //! An expression that loads from more buffers than a kernel binds cannot be one kernel, and one that nests without end would
 //! take the emitter's stack with it. Both are known from the graph alone, so they are cut before anything joins.
 
-use super::is_inline_op;
 use crate::emit::LowerCtx;
 use indexmap::IndexSet;
-use monopass_ir::ValueId;
 use monopass_ir::graph::NodeKind;
+use monopass_ir::{NodeId, ValueId};
 use slotmap::SecondaryMap;
 
 /// Ops that an inline expression may nest.
@@ -22,13 +21,14 @@ struct Cost {
 }
 
 /// The values to store so that no inline expression loads from more than `max_buffers` or nests deeper than allowed.
-pub(super) fn find(ctx: &LowerCtx<'_>, max_buffers: usize) -> IndexSet<ValueId> {
+/// `is_inline` says which ops are computed where their results are read.
+pub(super) fn find(ctx: &LowerCtx<'_>, max_buffers: usize, is_inline: &dyn Fn(NodeId) -> bool) -> IndexSet<ValueId> {
     let graph = ctx.graph;
     let mut costs: SecondaryMap<ValueId, Cost> = SecondaryMap::new();
     let mut cuts = IndexSet::new();
-    for (_, node) in graph.nodes() {
+    for (id, node) in graph.nodes() {
         let operands: Vec<ValueId> = node.present_operands().collect();
-        let is_inline = node.op().is_some_and(is_inline_op);
+        let is_inline = is_inline(id);
         let cost = if is_inline { fitting(ctx, &mut costs, &mut cuts, &operands, max_buffers) } else { Cost::default() };
         for &result in &node.results {
             let cost = if is_inline { cost.clone() } else { loaded(ctx, result) };

@@ -1,27 +1,83 @@
 //! Which values are stored: everything that others must find in memory, and heavy work that would be repeated.
 
 use super::{Fuser, is_half, is_heavy, is_inline_op, is_step_scan, is_view};
+use indexmap::{IndexMap, IndexSet};
+use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Class;
-use monopass_ir::{NodeId, ValueId};
+use monopass_ir::{NodeId, Op, ValueId};
 use slotmap::SecondaryMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Columns of a product's tile: how often its left operand is loaded is the number of tiles.
 const TILE: u64 = 64;
 /// Outputs of a workgroup of the product by rows.
 const ROW_OUTPUTS: u64 = 4;
+/// Elements up to which a value made from params is small.
+const MAX_SMALL: u64 = 1 << 12;
+
+/// How often the readers of a value ask for an element of it, if it is not stored.
+#[derive(Clone, Debug, Default)]
+struct Asked {
+    /// By products, reductions and scans.
+    by_anchors: u64,
+    /// By elementwise kernels and epilogues: for each way that leads to one, since what lies on the same way is computed once.
+    by_way: IndexMap<u64, u64>,
+}
+
+/// Ways that are told apart; beyond this many they are added up.
+const MAX_WAYS: usize = 64;
+
+impl Asked {
+    fn anchor(count: u64) -> Self {
+        Self { by_anchors: count, by_way: IndexMap::new() }
+    }
+
+    fn way(end: ValueId, count: u64) -> Self {
+        Self { by_anchors: 0, by_way: IndexMap::from([(digest(&end), count)]) }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.by_anchors = self.by_anchors.saturating_add(other.by_anchors);
+        for (&way, &count) in &other.by_way {
+            let own = self.by_way.entry(way).or_insert(0);
+            *own = count.max(*own);
+        }
+        if self.by_way.len() > MAX_WAYS {
+            let total = self.bodies();
+            self.by_way = IndexMap::from([(0, total)]);
+        }
+    }
+
+    /// The same through an op that asks for other elements than its own.
+    fn through(&self, node: NodeId) -> Self {
+        Self { by_anchors: self.by_anchors, by_way: self.by_way.iter().map(|(way, &count)| (digest(&(way, node)), count)).collect() }
+    }
+
+    fn bodies(&self) -> u64 {
+        self.by_way.values().copied().fold(0, u64::saturating_add)
+    }
+}
+
+/// A number for a way, the same in every run.
+fn digest(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
 
 /// Fills the set of stored values.
 pub(super) fn store(fuser: &mut Fuser<'_>) {
     let held = held(fuser);
-    let mut evals: SecondaryMap<ValueId, u64> = SecondaryMap::new();
+    let small = from_params(fuser);
+    let mut asked: SecondaryMap<ValueId, Asked> = SecondaryMap::new();
     let nodes: Vec<NodeId> = fuser.graph.nodes().map(|(id, _)| id).collect();
     for &id in nodes.iter().rev() {
         for &value in &fuser.graph.node(id).results {
-            let count = times_needed(fuser, &evals, value);
-            let is_stored = !held.contains_key(value) && must_store(fuser, value, count);
+            let count = all_asked(fuser, &asked, value);
+            let is_stored = !held.contains_key(value) && must_store(fuser, value, &count, small.contains_key(value));
             // A value that is stored, or lives in its group's registers, is computed once an element, whoever reads it.
             let once = is_stored || fuser.group_of.contains_key(value);
-            evals.insert(value, if once { fuser.n_elems(value) } else { count });
+            asked.insert(value, if once { Asked::way(value, fuser.n_elems(value)) } else { count });
             if is_stored {
                 fuser.stored.insert(value);
             }
@@ -30,8 +86,26 @@ pub(super) fn store(fuser: &mut Fuser<'_>) {
     fuser.stored.reverse();
 }
 
-fn must_store(fuser: &mut Fuser<'_>, value: ValueId, count: u64) -> bool {
-    let node = fuser.graph.def(value);
+/// Small values made from params alone, elementwise: cheaper to compute again than by a dispatch of their own.
+fn from_params(fuser: &Fuser<'_>) -> SecondaryMap<ValueId, ()> {
+    let mut found = SecondaryMap::new();
+    for (_, node) in fuser.graph.nodes() {
+        let is_one = match &node.kind {
+            NodeKind::Param { .. } | NodeKind::Const(_) => true,
+            NodeKind::Op(op) => {
+                let is_pointwise = op.class() == Class::Elementwise || is_view(op);
+                is_pointwise && node.present_operands().all(|operand| found.contains_key(operand))
+            }
+            NodeKind::Input { .. } | NodeKind::State { .. } => false,
+        };
+        found.extend(node.results.iter().filter(|&&value| is_one && fuser.n_elems(value) <= MAX_SMALL).map(|&value| (value, ())));
+    }
+    found
+}
+
+fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bool) -> bool {
+    let id = fuser.node_of(value);
+    let node = fuser.graph.node(id);
     let Some(op) = node.op() else { return false };
     if fuser.named.contains(&value) {
         return true;
@@ -43,7 +117,7 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, count: u64) -> bool {
     if let Some(&group) = fuser.group_of.get(value) {
         return users.iter().any(|&user| !belongs(fuser, user, group));
     }
-    if !is_inline_op(op) {
+    if !fuser.is_inline(id) {
         return true;
     }
     if fuser.cuts.contains(&value) {
@@ -57,8 +131,10 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, count: u64) -> bool {
     if !fuser.options.fuse || fuser.forbidden.inline.contains(&value) {
         return true;
     }
-    let limit = fuser.n_elems(value).saturating_mul(3) / 2;
-    let repeats = is_heavy(op) && count > limit;
+    // A dispatch would cost more than what a few tokens, or a few params, take to compute again.
+    let is_cheap = is_small || fuser.few_tokens.feeds.contains(&value) && op.class() != Class::Conv;
+    let count = if is_cheap { asked.by_anchors } else { asked.by_anchors.saturating_add(asked.bodies()) };
+    let repeats = is_heavy(op) && count > fuser.n_elems(value).saturating_mul(3) / 2;
     if repeats {
         let label = fuser.label(value);
         fuser
@@ -93,27 +169,37 @@ fn held(fuser: &Fuser<'_>) -> SecondaryMap<ValueId, ()> {
 }
 
 /// How many evaluations of a value its readers ask for, if it is not stored.
-fn times_needed(fuser: &Fuser<'_>, evals: &SecondaryMap<ValueId, u64>, value: ValueId) -> u64 {
-    let users: indexmap::IndexSet<NodeId> = fuser.uses[value].iter().copied().collect();
-    users.into_iter().map(|user| asked_by(fuser, evals, value, user)).fold(0, u64::saturating_add)
+fn all_asked(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: ValueId) -> Asked {
+    let users: IndexSet<NodeId> = fuser.uses[value].iter().copied().collect();
+    let mut all = Asked::default();
+    for user in users {
+        all.add(&asked_by(fuser, asked, value, user));
+    }
+    all
 }
 
-fn asked_by(fuser: &Fuser<'_>, evals: &SecondaryMap<ValueId, u64>, value: ValueId, user: NodeId) -> u64 {
+fn asked_by(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: ValueId, user: NodeId) -> Asked {
     let graph = fuser.graph;
     let node = graph.node(user);
     let n = fuser.n_elems(value);
-    let Some(op) = node.op() else { return 0 };
+    let Some(op) = node.op() else { return Asked::default() };
     let place = node.operands.iter().position(|&operand| operand == Some(value)).unwrap_or(0);
+    let by_results = || {
+        let mut all = Asked::default();
+        node.results.iter().filter_map(|&result| asked.get(result)).for_each(|asked| all.add(asked));
+        all
+    };
     match op.class() {
-        Class::Contraction => n.saturating_mul(times_by_product(&graph.ty(node.results[0]).shape, place)),
+        _ if fuser.few_tokens.serial.contains(&user) => by_results().through(user),
+        Class::Contraction => Asked::anchor(n.saturating_mul(times_by_product(&graph.ty(node.results[0]).shape, place))),
         // A few tokens are staged once a workgroup, and log decays are few.
-        Class::Scan if is_step_scan(graph, user) || place == 0 => 0,
-        Class::Scan => n.saturating_mul(3),
-        Class::Conv if place == 0 => n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64),
-        Class::Conv | Class::Reduction | Class::Prefix => n,
-        Class::Elementwise | Class::Movement | Class::Index => {
-            node.results.iter().map(|&result| evals.get(result).copied().unwrap_or(0)).fold(0, u64::saturating_add)
-        }
+        Class::Scan if is_step_scan(graph, user) || place == 0 => Asked::default(),
+        Class::Scan => Asked::anchor(n.saturating_mul(3)),
+        Class::Conv if place == 0 => Asked::anchor(n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64)),
+        Class::Conv | Class::Reduction | Class::Prefix => Asked::anchor(n),
+        Class::Elementwise => by_results(),
+        Class::Movement | Class::Index if matches!(op, Op::Reshape { .. }) => by_results(),
+        Class::Movement | Class::Index => by_results().through(user),
     }
 }
 

@@ -61,8 +61,8 @@ fn candidate(fuser: &Fuser<'_>, operand: ValueId, result: ValueId) -> Option<Gro
     let anchor = fuser.graph.node(fuser.anchors[group].node);
     let (primary, secondary) = (anchor.results[0], anchor.results.get(1));
     // The second result of a scan is written by another kernel than the first.
-    let fits =
-        fuser.n_elems(operand) == fuser.n_elems(primary) && fuser.n_elems(result) == fuser.n_elems(primary) && secondary != Some(&operand);
+    let is_state = secondary == Some(&operand) || fuser.anchors[group].state == Some(operand);
+    let fits = fuser.n_elems(operand) == fuser.n_elems(primary) && fuser.n_elems(result) == fuser.n_elems(primary) && !is_state;
     let op = anchor.op()?;
     let is_bare =
         matches!(op, Op::Cumsum { .. } | Op::Argmax { .. }) || op.class() == Class::Reduction && is_half(fuser.graph.ty(primary).dtype);

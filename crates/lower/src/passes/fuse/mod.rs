@@ -15,6 +15,7 @@ mod clusters;
 mod cuts;
 mod decide;
 mod epilogue;
+mod few_tokens;
 mod links;
 mod statistics;
 
@@ -22,8 +23,9 @@ pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
 use crate::emit::LowerCtx;
 use indexmap::IndexSet;
+use few_tokens::FewTokens;
 use links::Links;
-use monopass_ir::graph::NodeKind;
+use monopass_ir::graph::Node;
 use monopass_ir::op::{Accuracy, Class};
 use monopass_ir::{DType, Graph, NodeId, Op, ValueId};
 use slotmap::SecondaryMap;
@@ -87,6 +89,8 @@ struct Anchor {
     sides: Vec<ValueId>,
     /// Reductions of a row that are computed before a product of few rows.
     statistics: Vec<ValueId>,
+    /// What the last state of a scan is stored as, if it is named under another shape alone.
+    state: Option<ValueId>,
 }
 
 #[derive(Debug)]
@@ -98,6 +102,8 @@ struct Fuser<'a> {
     cuts: IndexSet<ValueId>,
     /// Storage buffers that a kernel may bind.
     max_buffers: usize,
+    /// What scans over a few tokens are made from.
+    few_tokens: FewTokens,
     /// Params that a kernel binds together.
     is_packed: IndexSet<ValueId>,
     uses: SecondaryMap<ValueId, Vec<NodeId>>,
@@ -114,15 +120,19 @@ impl<'a> Fuser<'a> {
     fn new(ctx: &LowerCtx<'a>, options: FuseOptions, forbidden: &'a Forbidden) -> Self {
         let graph = ctx.graph;
         let max_buffers = ctx.target.max_storage_buffers as usize;
+        let named: IndexSet<ValueId> = graph.outputs.iter().chain(&graph.updates).map(|named| named.value).collect();
+        let is_apart = |value: ValueId| named.contains(&value) || forbidden.inline.contains(&value);
+        let few_tokens = if options.fuse && options.views { few_tokens::find(graph, &is_apart) } else { FewTokens::default() };
+        let is_inline = |id: NodeId| few_tokens.serial.contains(&id) || graph.node(id).op().is_some_and(is_inline_op);
         // One binding is left for the result.
-        let cuts = if options.fuse { cuts::find(ctx, max_buffers.saturating_sub(1)) } else { IndexSet::new() };
-        let named = graph.outputs.iter().chain(&graph.updates).map(|named| named.value).collect();
+        let cuts = if options.fuse { cuts::find(ctx, max_buffers.saturating_sub(1), &is_inline) } else { IndexSet::new() };
         Self {
             graph,
             options,
             forbidden,
             cuts,
             max_buffers,
+            few_tokens,
             is_packed: graph.params().map(|(_, value)| value).filter(|&value| ctx.is_packed(value)).collect(),
             uses: graph.uses(),
             named,
@@ -137,16 +147,31 @@ impl<'a> Fuser<'a> {
     /// One group for each anchor, linked to the groups it needs.
     fn claim_anchors(&mut self) {
         for (id, node) in self.graph.nodes() {
-            if node.op().is_none_or(is_inline_op) {
+            if node.op().is_none() || self.is_inline(id) {
                 continue;
             }
             let needs: Vec<Group> = node.present_operands().flat_map(|operand| self.groups_behind(operand)).collect();
             let group = self.links.add(needs);
-            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new(), statistics: Vec::new() });
-            for &result in &node.results {
+            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new(), statistics: Vec::new(), state: self.renamed_state(node) });
+            let stored_as = self.anchors.last().and_then(|anchor| anchor.state);
+            for result in node.results.iter().copied().chain(stored_as) {
                 self.group_of.insert(result, group);
             }
         }
+    }
+
+    /// The named reshape that alone reads the last state of a scan, which then is stored as that.
+    fn renamed_state(&self, node: &Node) -> Option<ValueId> {
+        let state = *node.results.get(1).filter(|_| matches!(node.op(), Some(Op::Scan { .. })) && self.options.views)?;
+        let &[user] = self.uses[state].as_slice() else { return None };
+        let reshaped = *self.graph.node(user).results.first()?;
+        let is_reshape = matches!(self.graph.node(user).op(), Some(Op::Reshape { .. }));
+        (is_reshape && self.named.contains(&reshaped) && !self.named.contains(&state)).then_some(reshaped)
+    }
+
+    /// Whether an op is computed where its result is read.
+    fn is_inline(&self, node: NodeId) -> bool {
+        self.few_tokens.serial.contains(&node) || self.graph.node(node).op().is_some_and(is_inline_op)
     }
 
     /// Groups that must have run before a value can be computed or loaded: those met first on each way back.
@@ -209,9 +234,8 @@ const fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::Bf16)
 }
 
-/// Whether a scan takes the step kernel.
+/// Whether a node is a scan that takes the step kernel.
 fn is_step_scan(graph: &Graph, node: NodeId) -> bool {
     let node = graph.node(node);
-    let len = node.operands.first().copied().flatten().map_or(0, |value| graph.ty(value).shape[1]);
-    matches!(node.kind, NodeKind::Op(Op::Scan { .. })) && len <= crate::kernels::scan::STEP_TOKENS
+    matches!(node.op(), Some(Op::Scan { .. })) && node.results.first().is_some_and(|&y| crate::kernels::scan::is_step(graph, y))
 }

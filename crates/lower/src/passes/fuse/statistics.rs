@@ -98,7 +98,7 @@ fn keeps_rows(fuser: &Fuser<'_>, node: &Node, value: ValueId, path: &[ValueId], 
             Class::Elementwise => operands.all(|operand| has_lead(operand) && same_rank(operand)),
             Class::Movement => {
                 let joins_within = matches!(op, Op::Concat { axis } if *axis >= lead.len());
-                joins_within || matches!(op, Op::Reshape { .. }) && operands.all(has_lead)
+                joins_within || matches!(op, Op::Reshape { .. } | Op::Slice { .. }) && operands.all(has_lead)
             }
             Class::Reduction | Class::Prefix | Class::Contraction | Class::Conv | Class::Scan | Class::Index => false,
         }
