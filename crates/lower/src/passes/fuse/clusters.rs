@@ -138,7 +138,7 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
     relink(fuser, &own);
     let mut read: Vec<IndexSet<ValueId>> = clusters.iter().map(|(_, cluster)| loads(fuser, &cluster.roots())).collect();
     for (group, value) in own {
-        let may_join = fuser.options.fuse && !fuser.forbidden.merge.contains(&value);
+        let may_join = fuser.options.fuse && !fuser.forbidden.alone.contains(&value);
         if let Some(host) = may_join.then(|| find_host(fuser, clusters, &read, group, value)).flatten() {
             read[host].extend(loads(fuser, &[value]));
             let (into, cluster) = &mut clusters[host];
@@ -179,7 +179,9 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         let (group, cluster) = &clusters[idx];
         let waits = fuser.links.needs(own).any(|need| need == *group);
         let is_awaited = fuser.links.needs(*group).any(|need| need == own);
-        takes_body(fuser, cluster, value)
+        let is_free = matches!(cluster.kind, ClusterKind::Elementwise(_)) || !fuser.forbidden.merge.contains(&value);
+        is_free
+            && takes_body(fuser, cluster, value)
             && !is_awaited
             && (!waits || same_order(fuser, cluster, value) && !fuser.cuts.contains(&value))
             && has_room(fuser, cluster, &read[idx], &wanted)
@@ -428,6 +430,8 @@ pub fn shrink(
         note(value);
         if place < cluster.n_epilogue {
             forbidden.epilogue.insert(node);
+        } else if matches!(cluster.kind, ClusterKind::Elementwise(_)) {
+            forbidden.alone.insert(value);
         } else {
             forbidden.merge.insert(value);
         }

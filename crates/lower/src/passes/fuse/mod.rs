@@ -57,8 +57,10 @@ pub struct Forbidden {
     pub epilogue: IndexSet<NodeId>,
     /// Values that must be stored.
     pub inline: IndexSet<ValueId>,
-    /// Values whose body may not join another cluster.
+    /// Values whose body may not join the cluster of an anchor.
     pub merge: IndexSet<ValueId>,
+    /// Values whose body may not join any cluster.
+    pub alone: IndexSet<ValueId>,
     /// Reasons to print.
     pub reasons: Vec<String>,
 }
