@@ -193,7 +193,7 @@ fn crowd(what: &str) -> Result<(String, Graph), BuildErrors> {
         "scan" => {
             let v = x.reshape([3, 12, 6, 1, 1]);
             let k = x.slice_axis(2, 0, 4).reshape([3, 12, 1, 1, 4]);
-            (-(x * x)).scan(v, k, k, None, None, 0usize).0
+            (-(x * x)).scan(v, k, k, None, None, None, None, 0usize).0
         }
         _ => x,
     };
@@ -261,7 +261,7 @@ fn growing_scan() -> Result<(String, Graph), BuildErrors> {
     let v = g.input_dynamic("v", DType::F32, [3, 130, 2, 1, 8], &[0, 1]);
     let k = g.input_dynamic("k", DType::F32, [3, 130, 1, 1, 4], &[0, 1]);
     let reset = g.input_dynamic("reset", DType::Bool, [3, 130], &[0, 1]);
-    let (y, last) = (rate * rate * 0.01).scan(v, k, k, None, Some(reset), 0usize);
+    let (y, last) = (rate * rate * 0.01).scan(v, k, k, None, Some(reset), None, None, 0usize);
     g.output("y", y);
     g.output("last", last);
     Ok(("growing scan".to_owned(), g.finish()?))

@@ -174,7 +174,7 @@ fn scan_follows_its_definition() -> Fallible<()> {
         let want = sizes.naive([&log_decay, &v, &k, &q, &s0], &flags);
         for (precision, tolerance) in [(Precision::F32, 1e-6), (Precision::F64, 1e-7)] {
             let got = apply_in(precision, [&log_decay, &v, &k, &q, &s0, &reset], |_, [log_decay, v, k, q, s0, reset]| {
-                let (y, s_last) = log_decay.scan(v, k, q, Some(s0), Some(reset), 4_usize);
+                let (y, s_last) = log_decay.scan(v, k, q, Some(s0), Some(reset), None, None, 4_usize);
                 vec![y, s_last]
             })?;
             close(&got[0], &want[0], tolerance)?;
@@ -182,7 +182,7 @@ fn scan_follows_its_definition() -> Fallible<()> {
         }
         let zeros = f32s(s0.shape(), &vec![0.0; s0.to_f32_vec().len()]);
         let want = sizes.naive([&log_decay, &v, &k, &q, &zeros], &vec![false; 3 * len]);
-        let got = apply([&log_decay, &v, &k, &q], |[log_decay, v, k, q]| log_decay.scan(v, k, q, None, None, 0_usize).0)?;
+        let got = apply([&log_decay, &v, &k, &q], |[log_decay, v, k, q]| log_decay.scan(v, k, q, None, None, None, None, 0_usize).0)?;
         close(&got, &want[0], 1e-6)?;
     }
     Ok(())
@@ -195,7 +195,7 @@ fn scan_of_empty_sizes() -> Fallible<()> {
         let [log_decay, v, k, q, s0] = sizes.operands();
         let want = sizes.naive([&log_decay, &v, &k, &q, &s0], &vec![false; 3 * len]);
         let got = apply_in(Precision::F32, [&log_decay, &v, &k, &q, &s0], |_, [log_decay, v, k, q, s0]| {
-            let (y, s_last) = log_decay.scan(v, k, q, Some(s0), None, 0_usize);
+            let (y, s_last) = log_decay.scan(v, k, q, Some(s0), None, None, None, 0_usize);
             vec![y, s_last]
         })?;
         close(&got[0], &want[0], 1e-6)?;
@@ -212,10 +212,10 @@ fn scan_does_not_depend_on_where_it_is_cut() -> Fallible<()> {
     let [log_decay, v, k, q, s0] = Sizes { batch: 3, len: 6, heads: 2, groups: 1, ranks: 2, headdim: 3, d_state: 11 }.operands();
     for cut in 0..=6 {
         let got = apply_in(Precision::F32, [&log_decay, &v, &k, &q, &s0], |builder, [log_decay, v, k, q, s0]| {
-            let whole = log_decay.scan(v, k, q, Some(s0), None, 0_usize);
+            let whole = log_decay.scan(v, k, q, Some(s0), None, None, None, 0_usize);
             let run = |from, to, s| {
                 let [log_decay, v, k, q] = [log_decay, v, k, q].map(|x| x.slice_axis(1, from, to));
-                log_decay.scan(v, k, q, Some(s), None, 0_usize)
+                log_decay.scan(v, k, q, Some(s), None, None, None, 0_usize)
             };
             let first = run(0, cut, s0);
             let second = run(cut, 6, first.1);
@@ -263,7 +263,7 @@ fn reference_vectors() -> Fallible<()> {
         let dt = (dt - 2.314_054_250_717_163).softplus();
         let log_decay = (dt * builder.scalar(0.203_776_791_691_780_1).exp().neg()).reshape(vec![1, 1, 1]);
         let [v, k, q] = [x * dt, b, c].map(|x| x.reshape(vec![1, 1, 1, 1, 1]));
-        let (y, h) = log_decay.scan(v, k, q, Some(h0), None, 0_usize);
+        let (y, h) = log_decay.scan(v, k, q, Some(h0), None, None, None, 0_usize);
         vec![y.reshape(vec![1]).add(x.reshape(vec![1]) * -1.016_061_186_790_466_3), h]
     })?;
     close(&got[0], &f32s(&[1], &[-0.064_194_076]), 1e-6)?;

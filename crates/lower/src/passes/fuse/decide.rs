@@ -106,8 +106,8 @@ fn asked_by(fuser: &Fuser<'_>, evals: &SecondaryMap<ValueId, u64>, value: ValueI
     let place = node.operands.iter().position(|&operand| operand == Some(value)).unwrap_or(0);
     match op.class() {
         Class::Contraction => n.saturating_mul(times_by_product(&graph.ty(node.results[0]).shape, place)),
-        // A few tokens are staged once a workgroup, and log decays are few.
-        Class::Scan if is_step_scan(graph, user) || place == 0 => 0,
+        // A few tokens are staged once a workgroup, and log decays and weights are few.
+        Class::Scan if is_step_scan(graph, user) || matches!(place, 0 | 6 | 7) => 0,
         Class::Scan => n.saturating_mul(3),
         Class::Conv if place == 0 => n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64),
         Class::Conv | Class::Reduction | Class::Prefix => n,
