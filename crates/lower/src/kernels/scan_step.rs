@@ -186,7 +186,8 @@ impl StepKernel<'_> {
         for (i, n) in pieces.iter().enumerate() {
             kb.open(format!("if ({n} < {}u)", geometry.d_state.value()));
             kb.line(format!("s{i} = s{i} * decay_s;"));
-            let own: Vec<String> = (0..geometry.ranks).map(|rank| format!("v_s[{}u + {row}] * {}", rank as u64 * ROWS, at("k_s", rank, n))).collect();
+            let own: Vec<String> =
+                (0..geometry.ranks).map(|rank| format!("v_s[{}u + {row}] * {}", rank as u64 * ROWS, at("k_s", rank, n))).collect();
             let read = self.enter(kb, &format!("s{i}"), &own);
             for rank in 0..geometry.ranks {
                 let q = at("q_s", rank, n);

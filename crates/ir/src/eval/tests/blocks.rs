@@ -134,32 +134,40 @@ impl Sizes {
     }
 
     /// The recurrence by its definition, in f64.
-    fn naive(&self, [log_decay, v, k, q, s0]: [&TensorData; 5], reset: &[bool]) -> [TensorData; 2] {
+    fn naive(&self, operands: [&TensorData; 5], reset: &[bool]) -> [TensorData; 2] {
+        let ones = vec![1.0; self.batch * self.len * self.heads];
+        self.naive_weighted(operands, reset, [&ones, &ones])
+    }
+
+    /// As [`Self::naive`], with the weight of each token and that of its own output.
+    fn naive_weighted(&self, [log_decay, v, k, q, s0]: [&TensorData; 5], reset: &[bool], weights: [&[f32]; 2]) -> [TensorData; 2] {
         let Self { batch, len, heads, groups, ranks, headdim, d_state } = *self;
         let wide = |x: &TensorData| x.to_f32_vec().into_iter().map(f64::from).collect::<Vec<_>>();
         let (log_decay, v, k, q, mut s) = (wide(log_decay), wide(v), wide(k), wide(q), wide(s0));
-        let mut y = vec![0.0_f32; batch * len * heads * ranks * headdim];
+        let mut y = vec![0.0_f64; batch * len * heads * ranks * headdim];
         for b in 0..batch {
             for t in 0..len {
                 for h in 0..heads {
                     let token = b * len + t;
                     let decay = if t > 0 && reset[token] { 0.0 } else { log_decay[token * heads + h].exp() };
                     let group = token * groups + h / (heads / groups);
+                    let [weight, own_weight] = weights.map(|weight| f64::from(weight[token * heads + h]));
                     for p in 0..headdim {
                         let row = &mut s[((b * heads + h) * headdim + p) * d_state..][..d_state];
                         for (n, s) in row.iter_mut().enumerate() {
                             let add = |r: usize| v[((token * heads + h) * ranks + r) * headdim + p] * k[(group * ranks + r) * d_state + n];
-                            *s = *s * decay + (0..ranks).map(add).sum::<f64>();
-                        }
-                        for r in 0..ranks {
-                            let sum: f64 = row.iter().enumerate().map(|(n, s)| s * q[(group * ranks + r) * d_state + n]).sum();
-                            y[((token * heads + h) * ranks + r) * headdim + p] = narrow(sum);
+                            let added = (0..ranks).map(add).sum::<f64>();
+                            for r in 0..ranks {
+                                y[((token * heads + h) * ranks + r) * headdim + p] +=
+                                    (*s * decay + own_weight * added) * q[(group * ranks + r) * d_state + n];
+                            }
+                            *s = *s * decay + weight * added;
                         }
                     }
                 }
             }
         }
-        let s: Vec<f32> = s.into_iter().map(narrow).collect();
+        let [y, s] = [y, s].map(|x| x.into_iter().map(narrow).collect::<Vec<f32>>());
         [f32s(&[batch, len, heads, ranks, headdim], &y), f32s(&[batch, heads, headdim, d_state], &s)]
     }
 }
@@ -186,6 +194,54 @@ fn scan_follows_its_definition() -> Fallible<()> {
         close(&got, &want[0], 1e-6)?;
     }
     Ok(())
+}
+
+#[test]
+fn weights_of_a_scan_follow_their_definition() -> Fallible<()> {
+    for (len, heads, groups, ranks, d_state) in
+        [(1, 2, 1, 1, 7), (9, 6, 3, 1, 19), (9, 4, 2, 2, 5), (5, 3, 3, 3, 8), (0, 2, 1, 1, 3), (3, 2, 1, 0, 3)]
+    {
+        let sizes = Sizes { batch: 3, len, heads, groups, ranks, headdim: 5, d_state };
+        let [log_decay, v, k, q, s0] = sizes.operands();
+        let flags = resets(3, len);
+        let reset = bools(&[3, len], &flags);
+        let [weight, own] = [6, 7].map(|seed| noisy(&[3, len, heads], seed));
+        let ones = f32s(&[3, len, heads], &vec![1.0; 3 * len * heads]);
+        for (has_weight, has_own) in [(true, true), (true, false), (false, true)] {
+            let in_state = if has_weight { &weight } else { &ones };
+            let in_output = if has_own { &own } else { in_state };
+            let weights = [in_state, in_output].map(TensorData::to_f32_vec);
+            let want = sizes.naive_weighted([&log_decay, &v, &k, &q, &s0], &flags, [&weights[0], &weights[1]]);
+            for (precision, tolerance) in [(Precision::F32, 1e-6), (Precision::F64, 1e-7)] {
+                let operands = [&log_decay, &v, &k, &q, &s0, &reset, &weight, &own];
+                let got = apply_in(precision, operands, |_, [log_decay, v, k, q, s0, reset, weight, own]| {
+                    let (weight, own) = (has_weight.then_some(weight), has_own.then_some(own));
+                    let (y, s_last) = log_decay.scan(v, k, q, Some(s0), Some(reset), weight, own, 4_usize);
+                    vec![y, s_last]
+                })?;
+                close(&got[0], &want[0], tolerance)?;
+                close(&got[1], &want[1], tolerance)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn weights_of_a_scan_are_one_a_token_and_head() {
+    let message = |shape: [usize; 3], dtype| {
+        let g = GraphBuilder::new("g");
+        let input = |name, shape: &[usize]| g.input(name, DType::F32, shape);
+        let [v, k, q] = ["v", "k", "q"].map(|name| input(name, &[3, 5, 2, 1, 4]));
+        let own_weight = g.input("own_weight", dtype, shape);
+        g.output("y", input("log_decay", &[3, 5, 2]).scan(v, k, q, None, None, None, Some(own_weight), 0_usize).0);
+        g.finish().map(|_| ()).map_err(|errors| errors.to_string())
+    };
+    assert_eq!(message([3, 5, 2], DType::F32), Ok(()));
+    for (shape, dtype) in [([3, 5, 1], DType::F32), ([3, 4, 2], DType::F32), ([3, 5, 2], DType::F16)] {
+        let error = message(shape, dtype).unwrap_err();
+        assert!(error.contains("scan: own_weight"), "{error}");
+    }
 }
 
 #[test]
