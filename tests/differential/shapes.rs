@@ -106,6 +106,8 @@ struct Scan {
     chunk_size: usize,
     has_state: bool,
     has_reset: bool,
+    has_weight: bool,
+    has_own_weight: bool,
 }
 
 impl Scan {
@@ -119,7 +121,9 @@ impl Scan {
         let [k, q] = ["k", "q"].map(|name| input(name, &[3, len, groups, ranks, d_state]) * 0.5);
         let s0 = self.has_state.then(|| g.state_dynamic("s", DType::F32, [3, heads, headdim, d_state], &[0]));
         let reset = self.has_reset.then(|| g.input_dynamic("reset", DType::Bool, [3, len], &[0, 1]));
-        let (y, s_last) = log_decay.scan(v, k, q, s0, reset, chunk_size);
+        let weight = self.has_weight.then(|| input("weight", &[3, len, heads]).softplus());
+        let own_weight = self.has_own_weight.then(|| input("own_weight", &[3, len, heads]) * 2.0);
+        let (y, s_last) = log_decay.scan(v, k, q, s0, reset, weight, own_weight, chunk_size);
         let skip: Tensor<'_> = g.param("d", DType::F32, [heads, 1, 1]);
         g.output("y", (y + v * skip).reshape([3, len, heads * ranks * headdim]).tanh());
         if self.has_state {
@@ -132,8 +136,19 @@ impl Scan {
 }
 
 /// A scan without options.
-const PLAIN: Scan =
-    Scan { len: 70, heads: 4, groups: 2, ranks: 1, headdim: 4, d_state: 8, chunk_size: 0, has_state: false, has_reset: false };
+const PLAIN: Scan = Scan {
+    len: 70,
+    heads: 4,
+    groups: 2,
+    ranks: 1,
+    headdim: 4,
+    d_state: 8,
+    chunk_size: 0,
+    has_state: false,
+    has_reset: false,
+    has_weight: false,
+    has_own_weight: false,
+};
 
 #[test]
 fn scans_token_by_token() -> Outcome {
@@ -165,6 +180,22 @@ fn scans_by_chunks() -> Outcome {
     check_all(scans.map(Scan::graph))
 }
 
+/// Lengths on both sides of the step kernel's limit and of chunks, each with one to three ranks; the sizes of a state and
+/// which weights there are take turns.
+#[test]
+fn scans_with_weights_of_tokens() -> Outcome {
+    let lengths = [1, 2, 8, 9, 63, 64, 65, 130];
+    let scans = lengths.into_iter().enumerate().flat_map(|(i, len)| {
+        (1..=3).map(move |ranks| {
+            let (headdim, d_state) = [(4, 8), (3, 5), (8, 7), (5, 12)][(i + ranks) % 4];
+            let (has_weight, has_own_weight) = [(true, true), (true, false), (true, true), (false, true)][(2 * i + ranks) % 4];
+            let (has_state, has_reset) = (ranks != 2 || len == 1, (i + ranks) % 3 != 0);
+            Scan { len, ranks, headdim, d_state, has_state, has_reset, has_weight, has_own_weight, ..PLAIN }
+        })
+    });
+    check_all(scans.chain([Scan { len: 31, chunk_size: 5, ranks: 2, has_weight: true, has_own_weight: true, ..PLAIN }]).map(Scan::graph))
+}
+
 /// A convolution of packed sequences with its window, an activation, and a state that is kept.
 fn conv(len: usize, n_taps: usize, channels: usize) -> Result<(String, Graph), BuildErrors> {
     let g = GraphBuilder::new("conv");
@@ -193,7 +224,7 @@ fn crowd(what: &str) -> Result<(String, Graph), BuildErrors> {
         "scan" => {
             let v = x.reshape([3, 12, 6, 1, 1]);
             let k = x.slice_axis(2, 0, 4).reshape([3, 12, 1, 1, 4]);
-            (-(x * x)).scan(v, k, k, None, None, 0usize).0
+            (-(x * x)).scan(v, k, k, None, None, None, None, 0usize).0
         }
         _ => x,
     };
@@ -261,7 +292,7 @@ fn growing_scan() -> Result<(String, Graph), BuildErrors> {
     let v = g.input_dynamic("v", DType::F32, [3, 130, 2, 1, 8], &[0, 1]);
     let k = g.input_dynamic("k", DType::F32, [3, 130, 1, 1, 4], &[0, 1]);
     let reset = g.input_dynamic("reset", DType::Bool, [3, 130], &[0, 1]);
-    let (y, last) = (rate * rate * 0.01).scan(v, k, k, None, Some(reset), 0usize);
+    let (y, last) = (rate * rate * 0.01).scan(v, k, k, None, Some(reset), None, None, 0usize);
     g.output("y", y);
     g.output("last", last);
     Ok(("growing scan".to_owned(), g.finish()?))

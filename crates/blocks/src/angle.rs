@@ -1,4 +1,4 @@
-//! Running angles that keep their digits: they are summed in turns, modulo one turn, which wraps without any error.
+//! Running angles that keep their digits: they are summed modulo a turn.
 
 use monopass_ir::Tensor;
 
@@ -7,52 +7,47 @@ pub const TURN: f64 = std::f64::consts::TAU;
 
 /// The angle after each token, in radians within half a turn of 0.
 ///
-/// Shapes: `turns [B, L, ..]`, the turn that each token adds; `start [B, ..]`, the angle before the first token in radians;
-/// `reset [B, L]` bool, where it starts anew at 0 → as `turns`. `start` belongs to the first sequence.
+/// Shapes: `added [B, L, ..]` with `L` at least 1, the angle in radians that each token adds; `start [B, ..]`, the angle before
+/// the first token in radians; `reset [B, L]` bool, where it starts anew at 0 → as `added`. `start` belongs to the first sequence.
 #[track_caller]
 #[must_use]
-pub fn running_angle<'g>(turns: Tensor<'g>, start: Option<Tensor<'g>>, reset: Option<Tensor<'g>>) -> Tensor<'g> {
-    let shape = turns.shape();
-    if turns.dim(1) == 1 {
-        // Radians throughout: to turns and back would round twice a step.
-        return nearest_turn(start.map_or(turns * TURN, |start| turns * TURN + start.reshape(shape)));
-    }
-    let turns = start.map_or(turns, |start| turns + at_first_token(start * TURN.recip(), &shape));
-    turns.cumsum(reset, 1usize, false, 1.0) * TURN
+pub fn running_angle<'g>(added: Tensor<'g>, start: Option<Tensor<'g>>, reset: Option<Tensor<'g>>) -> Tensor<'g> {
+    let added = start.map_or(added, |start| added + at_first_token(start, &added.shape()));
+    added.cumsum(reset, 1usize, false, TURN)
 }
 
-/// The angle that the tokens after each one add, in radians within half a turn of 0, and that of all tokens.
+/// The angle that each token and those after it add, in radians within half a turn of 0, with a last entry of 0: entry `t + 1` is
+/// what comes after token `t`, and entry 0 is what all tokens add.
 ///
-/// Shapes: `turns [B, L, ..]` with `L` at least 2 → as `turns`, and `[B, 1, ..]`.
+/// Shapes: `added [B, L, ..]` with `L` at least 1, the angle in radians that each token adds → `[B, L + 1, ..]`.
 #[track_caller]
 #[must_use]
-pub fn angle_to_end(turns: Tensor<'_>) -> (Tensor<'_>, Tensor<'_>) {
-    let len = turns.dim(1);
-    let from_token = turns.cumsum(None, 1usize, true, 1.0) * TURN;
-    let mut hi = vec![0; turns.shape().len()];
-    if let Some(hi) = hi.get_mut(1) {
-        *hi = 1;
-    }
-    let after = from_token.slice_axis(1, 1, len).pad(vec![0; hi.len()], hi, 0.0);
-    (after, from_token.slice_axis(1, 0, 1))
+pub fn angle_to_end(added: Tensor<'_>) -> Tensor<'_> {
+    let shape = added.shape();
+    added.pad(vec![0; shape.len()], along_tokens(&shape, 1), 0.0).cumsum(None, 1usize, true, TURN)
 }
 
-/// Radians less the whole turns that bring them nearest to 0. A turn is taken off in two parts, the first one so short that
-/// its multiples are exact, so that many steps do not add up the error of its rounding.
+/// What each token's successor has, and 0 at the last token: a graph of one form for any number of tokens.
+///
+/// Shapes: `x [B, L, ..]` → as `x`.
 #[track_caller]
-fn nearest_turn(x: Tensor<'_>) -> Tensor<'_> {
-    const HEAD: f64 = 6.281_25;
-    let n_turns = (x * TURN.recip() + 0.5).floor();
-    x - n_turns * HEAD - n_turns * (TURN - HEAD)
+#[must_use]
+pub fn of_next_token(x: Tensor<'_>) -> Tensor<'_> {
+    let len = x.dim(1);
+    x.pad(vec![0; x.shape().len()], along_tokens(&x.shape(), 1), 0.0).slice_axis(1, 1, len.saturating_add(1))
 }
 
 /// `[B, ..]` as `[B, L, ..]` of the given shape, zero but at the first token.
 #[track_caller]
 fn at_first_token<'g>(x: Tensor<'g>, shape: &[usize]) -> Tensor<'g> {
-    let mut first = shape.to_vec();
-    let mut hi = vec![0; shape.len()];
-    if let (Some(first), Some(hi)) = (first.get_mut(1), hi.get_mut(1)) {
-        (*hi, *first) = (first.saturating_sub(1), 1);
+    let (mut first, mut n_later) = (shape.to_vec(), 0);
+    if let Some(len) = first.get_mut(1) {
+        (n_later, *len) = (len.saturating_sub(1), 1);
     }
-    x.reshape(first).pad(vec![0; hi.len()], hi, 0.0)
+    x.reshape(first).pad(vec![0; shape.len()], along_tokens(shape, n_later), 0.0)
+}
+
+/// `n` at the axis of the tokens and 0 at the other axes of a shape.
+fn along_tokens(shape: &[usize], n: usize) -> Vec<usize> {
+    (0..shape.len()).map(|axis| if axis == 1 { n } else { 0 }).collect()
 }

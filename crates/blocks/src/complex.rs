@@ -38,6 +38,13 @@ impl<'g> Complex<'g> {
         Self { re: self.re * by, im: self.im * by }
     }
 
+    /// Both parts, cut to a range of one axis.
+    #[track_caller]
+    #[must_use]
+    pub fn slice_axis(self, axis: usize, start: usize, end: usize) -> Self {
+        Self { re: self.re.slice_axis(axis, start, end), im: self.im.slice_axis(axis, start, end) }
+    }
+
     /// Both parts under another shape.
     #[track_caller]
     #[must_use]

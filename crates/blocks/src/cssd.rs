@@ -3,9 +3,9 @@
 //! With A = -exp(a0) + i a1 a head's state turns at the rate a1 while it decays. Seen from a frame that turns with it, it only
 //! decays, and a complex state is a real one of twice the size: k and q are turned into the frame, and the dot product
 //! with q is the real part of the complex one with its conjugate. The frame is that of the last token, so that the state
-//! comes out as it is, one that was handed in is turned once, and a single token needs no turning at all.
+//! comes out as it is, and one that was handed in is turned once.
 
-use crate::angle::{TURN, angle_to_end};
+use crate::angle::angle_to_end;
 use crate::complex::{Complex, phi1, times_i};
 use crate::ssd::time_step;
 use monopass_ir::Tensor;
@@ -74,19 +74,17 @@ impl<'g> Cssd<'g> {
         let z = Complex { re: delta * -rate.exp(), im: delta * speed };
         let held = phi1(z).scaled(delta);
 
-        let [after, total] = if len > 1 {
-            let (after, total) = angle_to_end(delta * (speed / TURN));
-            [Some(after), Some(total)]
-        } else {
-            [None, Some(z.im).filter(|_| len == 1)]
-        };
-        let turned = after.map(Complex::cis);
+        // A sequence of no tokens has no last one to turn with. Cosine and sine are those of the sums themselves, and what comes
+        // after a token is a part of them.
+        let to_end = (len > 0).then(|| Complex::cis(angle_to_end(z.im)));
+        let turned = to_end.map(|to_end| to_end.slice_axis(1, 1, len + 1));
+        let total = to_end.map(|to_end| to_end.slice_axis(1, 0, 1));
         let k = self.by_head(inputs.b, Some(turned.map_or(held, |turned| held.times(turned))));
         let q = self.by_head(inputs.c, turned);
         let heads = x.reshape([batch, len, self.nheads, 1, self.headdim]);
         let v = self.mimo_x.map_or(heads, |weight| heads * weight);
         let s0 = s0.map(|s0| self.real_state(s0, total));
-        let (y, s_last) = z.re.scan(v, k, q, s0, reset, self.chunk_size);
+        let (y, s_last) = z.re.scan(v, k, q, s0, reset, None, None, self.chunk_size);
         let y = y + v * self.skip();
         let y = self.mimo_o.map_or(y, |weight| sum_of_ranks(y * weight));
         (y.reshape(x.shape()), s_last.reshape([batch, self.nheads, self.headdim, self.d_state, 2]))
@@ -111,11 +109,11 @@ impl<'g> Cssd<'g> {
         t.reshape([batch, len, nheads, ranks, width])
     }
 
-    /// A state `[B, H, P, N, 2]` in the frame of the last token, `[B, H, P, 2N]`; `total [B, 1, H]` is the angle up to it.
+    /// A state `[B, H, P, N, 2]` in the frame of the last token, `[B, H, P, 2N]`; `total [B, 1, H]` turns it into that.
     #[track_caller]
-    fn real_state(&self, s0: Tensor<'g>, total: Option<Tensor<'g>>) -> Tensor<'g> {
+    fn real_state(&self, s0: Tensor<'g>, total: Option<Complex<'g>>) -> Tensor<'g> {
         let batch = s0.dim(0);
-        let turned = total.map_or(s0, |total| Complex::cis(total.reshape([batch, self.nheads, 1, 1, 1])).times_pairs(s0, times_i(s0, 4)));
+        let turned = total.map_or(s0, |total| total.reshape(&[batch, self.nheads, 1, 1, 1]).times_pairs(s0, times_i(s0, 4)));
         turned.reshape([batch, self.nheads, self.headdim, self.d_state.saturating_mul(2)])
     }
 

@@ -51,7 +51,7 @@ impl<'g> S6<'g> {
         let v = by_state(delta * u).broadcast([batch, len, d_state, channels]).reshape([batch, len, n_pairs, 1, 1]);
         let grouped = |t: Tensor<'g>| t.reshape([batch, len, d_state, 1, 1]);
         let s0 = s0.map(|s0| s0.permute([0, 2, 1]).reshape([batch, n_pairs, 1, 1]));
-        let (y, s_last) = log_decay.scan(v, grouped(b), grouped(c), s0, reset, 0usize);
+        let (y, s_last) = log_decay.scan(v, grouped(b), grouped(c), s0, reset, None, None, 0usize);
         let y = y.reshape([batch, len, d_state, channels]).sum([2], false);
         (y + u * self.d_skip, s_last.reshape([batch, d_state, channels]).permute([0, 2, 1]))
     }

@@ -62,7 +62,7 @@ impl<'g> Ssd<'g> {
         let heads = x.reshape([batch, len, self.nheads, 1, self.headdim]);
         let v = heads * delta.reshape([batch, len, self.nheads, 1, 1]);
         let grouped = |t: Tensor<'g>| t.reshape([batch, len, self.ngroups, 1, self.d_state]);
-        let (y, s_last) = log_decay.scan(v, grouped(b), grouped(c), s0, reset, self.chunk_size);
+        let (y, s_last) = log_decay.scan(v, grouped(b), grouped(c), s0, reset, None, None, self.chunk_size);
         ((y + heads * self.skip()).reshape(x.shape()), s_last)
     }
 

@@ -111,19 +111,29 @@ fn every_combination_of_new_options_builds() {
 }
 
 #[test]
-fn a_single_token_needs_no_look_ahead_and_no_running_sum() {
-    let count = |graph: &Graph, mnemonic: &str| graph.nodes().filter(|(_, node)| node.mnemonic() == mnemonic).count();
-    let config = Mamba3Config { headdim: 4, d_state: 6, rope_fraction: 1.0, ..Mamba3Config::new(8) };
-    let step = mamba3::graph(&config, 2, 1, Io::Stateful).unwrap();
-    assert_eq!((count(&step, "cumsum"), count(&step, "pad"), count(&step, "sum"), count(&step, "scan")), (0, 0, 0, 1));
-    let long = mamba3::graph(&config, 2, 9, Io::Stateful).unwrap();
-    assert_eq!((count(&long, "cumsum"), count(&long, "scan"), count(&long, "sin"), count(&long, "cos")), (1, 1, 1, 1));
-    let names: Vec<_> = step.states().map(|(name, _)| name).collect();
-    assert_eq!(names, ["angle_state", "ssm_state", "k_state", "v_state"]);
+fn any_number_of_tokens_has_one_form_of_graph() {
+    let ops = |graph: &Graph| graph.nodes().map(|(_, node)| node.mnemonic().to_owned()).collect::<Vec<_>>();
+    let count = |graph: &Graph, mnemonic: &str| ops(graph).iter().filter(|op| *op == mnemonic).count();
+    let real = Mamba3Config { headdim: 4, d_state: 6, rope_fraction: 1.0, ..Mamba3Config::new(8) };
     let complex = Mamba2Config { headdim: 4, d_state: 3, ..Mamba2Config::cmamba(8) };
-    let step = mamba2::graph(&complex, 2, 1, Io::Stateful).unwrap();
-    assert_eq!((count(&step, "cumsum"), count(&step, "scan")), (0, 1));
-    assert_eq!(count(&mamba2::graph(&complex, 2, 9, Io::Stateless).unwrap(), "cumsum"), 1);
+    for config in [BlockConfig::from(real.clone()), Mamba3Config { mimo_rank: 3, is_mimo: true, ..real }.into(), complex.into()] {
+        let build = |len| block::graph_with(&config, 2, len, BlockGraph { io: Io::Stateful, seq_idx: true, mask: false }).unwrap();
+        let [one, two, more] = [1, 2, 9].map(build);
+        assert_eq!(ops(&one), ops(&more), "{config:?}");
+        assert_eq!(ops(&two), ops(&more), "{config:?}");
+        assert_eq!((count(&one, "cumsum"), count(&one, "scan"), count(&one, "sin"), count(&one, "cos")), (1, 1, 1, 1));
+    }
+}
+
+#[test]
+fn the_trapezoidal_rule_takes_k_as_it_is() {
+    let config = Mamba3Config { headdim: 4, d_state: 6, rope_fraction: 1.0, ..Mamba3Config::new(8) };
+    let graph = mamba3::graph(&config, 2, 9, Io::Stateful).unwrap();
+    let (_, scan) = graph.nodes().find(|(_, node)| node.mnemonic() == "scan").unwrap();
+    assert!(["weight", "own_weight"].iter().all(|name| graph.operand(scan, name).is_some()));
+    assert!(!graph.nodes().any(|(_, node)| node.mnemonic() == "sum"));
+    let names: Vec<_> = graph.states().map(|(name, _)| name).collect();
+    assert_eq!(names, ["angle_state", "ssm_state", "k_state", "v_state"]);
 }
 
 #[test]

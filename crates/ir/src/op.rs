@@ -504,12 +504,19 @@ op_table! {
     /// Linear recurrence with R ranks, the one scan under every block.
     ///
     /// Shapes: `log_decay [B, L, H]`, `v [B, L, H, R, P]`, `k` and `q [B, L, G, R, N]` with `G` dividing `H`,
-    /// `s0 [B, H, P, N]`, `reset [B, L]` bool → `y [B, L, H, R, P]`, `s_last [B, H, P, N]`.
+    /// `s0 [B, H, P, N]`, `reset [B, L]` bool, `weight` and `own_weight [B, L, H]` → `y [B, L, H, R, P]`, `s_last [B, H, P, N]`.
+    /// All but `reset` are f32; another type or shape is an error, and so are groups that do not divide the heads.
     ///
-    /// `S_t = exp(log_decay_t) S_{t-1} + Σ_r v_{t,r} ⊗ k_{t,r}`, `y_{t,r} = S_t q_{t,r}`; head `h` reads group `h / (H/G)`.
-    /// Absent `s0` is zero. Where `reset` holds at `t > 0` the state is dropped before the token. `L = 0` returns `s0`.
+    /// `S_t = exp(log_decay_t) S_{t-1} + weight_t Σ_r v_{t,r} ⊗ k_{t,r}`, and
+    /// `y_{t,r} = exp(log_decay_t) S_{t-1} q_{t,r} + own_weight_t Σ_s (q_{t,r} · k_{t,s}) v_{t,s}`; head `h` reads group `h / (H/G)`.
+    /// Absent `s0` is zero, absent `weight` one. Absent `own_weight` is `weight`, so that `y_{t,r} = S_t q_{t,r}`; another one
+    /// lets a token enter the state by more than its own output has of it, as rules that look a step ahead need.
+    /// Where `reset` holds at `t > 0` the state is dropped before the token. `L = 0` returns `s0`.
     /// `log_decay` is never positive in use; the result does not depend on `chunk_size` (0: the planner chooses).
     ///
-    /// Source: Dao and Gu 2024, arXiv 2405.21060, section 6.
-    Scan scan(log_decay: Value, v: Value, k: Value, q: Value, s0: Option, reset: Option) { chunk_size: usize = 0 } -> (y, s_last) Scan, Sums;
+    /// Source: Dao and Gu 2024, arXiv 2405.21060, section 6; the two weights: the rule of Lahoti et al. 2026, arXiv 2603.15569,
+    /// with each step's share of the token before taken one token ahead.
+    Scan scan(log_decay: Value, v: Value, k: Value, q: Value, s0: Option, reset: Option, weight: Option, own_weight: Option) {
+        chunk_size: usize = 0
+    } -> (y, s_last) Scan, Sums;
 }

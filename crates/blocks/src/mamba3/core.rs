@@ -1,14 +1,16 @@
 //! Mamba-3's recurrence on the scan: turning k and q, the trapezoidal rule with a learned gate, ranks.
 //!
 //! The rule weighs the outer product of a token twice: by γ with its own step, and by β with the next one. Looking ahead,
-//! the scan gives both weights at once; what a token must not see yet is taken off its own output again, as is the
-//! decay of the second weight, which the next step applies anyway.
+//! a token enters the state with both weights at once, and its own output with γ alone; the decay in β is left out, since
+//! the next step applies it anyway. So k and q take part as they are, and the products of a token's q with its k, which the
+//! scan has, are all that its own output needs.
 
 use super::config::{AAct, RopePairs};
-use crate::angle::running_angle;
+use crate::angle::{of_next_token, running_angle};
 use crate::complex::times_i;
 use crate::state::States;
 use monopass_ir::Tensor;
+use std::f64::consts::PI;
 
 /// Parameters and sizes of the recurrence.
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +108,8 @@ struct Weights<'g> {
     own: Tensor<'g>,
     /// Of the token before with this step, (1-λ)Δ, before its decay.
     before: Tensor<'g>,
-    /// Of a token with the next step: `before`, one token earlier; absent with one token.
-    ahead: Option<Tensor<'g>>,
+    /// Of a token with its own step and the next one: `own`, and `before` of the next token.
+    both: Tensor<'g>,
 }
 
 impl<'g> Core<'g> {
@@ -131,23 +133,17 @@ impl<'g> Core<'g> {
         }
         let delta = (inputs.dt + self.dt_bias).softplus();
         let delta = mask.map_or(delta, |mask| delta * mask);
-        let turns = angles.tanh().reshape([batch, len, 1, self.n_angles]) * (delta * 0.5).reshape([batch, len, self.nheads, 1]);
-        let theta = running_angle(turns, states.map(|states| states.angle), reset);
+        let rates = angles.tanh().reshape([batch, len, 1, self.n_angles]);
+        let added = rates * (delta * PI).reshape([batch, len, self.nheads, 1]);
+        let theta = running_angle(added, states.map(|states| states.angle), reset);
         let turned = Rotation::new(self, theta);
-        let (k_plain, q_plain) = (self.by_head(inputs.b, self.b_bias), self.by_head(inputs.c, self.c_bias));
-        let (k, q) = (turned.apply(k_plain), turned.apply(q_plain));
+        let k = turned.apply(self.by_head(inputs.b, self.b_bias));
+        let q = turned.apply(self.by_head(inputs.c, self.c_bias));
 
-        let weights = self.weights(inputs, delta);
-        let per_head = |t: Tensor<'g>| t.reshape([batch, len, self.nheads, 1, 1]);
-        let weight = weights.ahead.map_or(weights.own, |ahead| weights.own + ahead);
-        let s0 = states.map(|states| self.with_last_token(&states, weights.before.slice_axis(1, 0, 1)));
-        let (y, ssm) = weights.log_decay.scan(v, k * per_head(weight), q, s0, reset, self.chunk_size);
-
-        let skip = self.d_skip.reshape([self.nheads, 1, 1]);
-        let y = match weights.ahead {
-            Some(ahead) => y - self.unseen(q_plain, k_plain, v, per_head(ahead)) + v * skip,
-            None => y + v * skip,
-        };
+        let Weights { log_decay, own, before, both } = self.weights(inputs, delta);
+        let s0 = states.map(|states| self.with_last_token(&states, before.slice_axis(1, 0, 1)));
+        let (y, ssm) = log_decay.scan(v, k, q, s0, reset, Some(both), Some(own), self.chunk_size);
+        let y = y + v * self.d_skip.reshape([self.nheads, 1, 1]);
         let last = |t: Tensor<'g>, shape: &[usize]| t.slice_axis(1, len - 1, len).reshape(shape);
         let states = CoreStates {
             angle: last(theta, &[batch, self.nheads, self.n_angles]),
@@ -160,20 +156,13 @@ impl<'g> Core<'g> {
 
     #[track_caller]
     fn weights(&self, inputs: &CoreInputs<'g>, delta: Tensor<'g>) -> Weights<'g> {
-        let len = delta.dim(1);
         let rate = self.a_act.apply(inputs.dd_a).max(delta.number(self.a_floor));
         // 1 - sigmoid(x) is sigmoid(-x), which keeps the digits of a gate near 1.
         let before = delta * (-inputs.trap).sigmoid();
-        let ahead = (len > 1).then(|| {
-            let next = before.slice_axis(1, 1, len);
-            // Where a sequence starts, nothing of the one before it is left to weigh.
-            let next = inputs
-                .reset
-                .map_or(next, |reset| reset.slice_axis(1, 1, len).reshape([reset.dim(0), len - 1, 1]).select(next.number(0.0), next));
-            let none = next.builder().constant(0.0, next.dtype(), [next.dim(0), 1, self.nheads]);
-            next.builder().concat(&[next, none], 1usize)
-        });
-        Weights { log_decay: delta * -rate, own: delta * inputs.trap.sigmoid(), before, ahead }
+        // Where a sequence starts, nothing of the one before it is left to weigh.
+        let within = inputs.reset.map_or(before, |reset| reset.reshape([reset.dim(0), reset.dim(1), 1]).select(before.number(0.0), before));
+        let own = delta * inputs.trap.sigmoid();
+        Weights { log_decay: delta * -rate, own, before, both: own + of_next_token(within) }
     }
 
     /// B or C of every head with its bias: `[B, L, R, G, N]` and `[H, R, N]` → `[B, L, H, R, N]`.
@@ -196,21 +185,6 @@ impl<'g> Core<'g> {
             let k = states.k.slice_axis(1, rank, rank + 1).reshape([batch, self.nheads, 1, self.d_state]);
             ssm + in_rank.reshape([batch, self.nheads, self.headdim, 1]) * k
         })
-    }
-
-    /// What the weight ahead has put into each token's own output: `ahead Σ_s (q_r · k_s) v_s`, `[B, L, H, R, P]`.
-    ///
-    /// Products are the same before and after turning.
-    #[track_caller]
-    fn unseen(&self, q: Tensor<'g>, k: Tensor<'g>, v: Tensor<'g>, ahead: Tensor<'g>) -> Tensor<'g> {
-        if self.ranks == 1 {
-            return v * ((q * k).sum([4], true) * ahead);
-        }
-        let (batch, len) = (q.dim(0), q.dim(1));
-        let row = |t: Tensor<'g>, ranks: [usize; 2]| t.reshape([batch, len, self.nheads, ranks[0], ranks[1], self.d_state]);
-        let products = (row(q, [self.ranks, 1]) * row(k, [1, self.ranks])).sum([5], false) * ahead;
-        let of_rank = |rank| products.slice_axis(4, rank, rank + 1) * v.slice_axis(3, rank, rank + 1);
-        (1..self.ranks).fold(of_rank(0), |sum, rank| sum + of_rank(rank))
     }
 
     /// Zero states, for a sequence of no tokens like `x`.

@@ -36,6 +36,11 @@ pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>,
         expect_shape(op, "reset", reset, &[batch, len], "[B, L]")?;
         expect_dtype(op, "reset", reset, reset.dtype == DType::Bool, "bool")?;
     }
+    for (name, weight) in [("weight", operands[6]), ("own_weight", operands[7])] {
+        let Some(weight) = weight else { continue };
+        expect_shape(op, name, weight, &log_decay.shape, "[B, L, H], as log_decay")?;
+        expect_dtype(op, name, weight, weight.dtype == DType::F32, "f32")?;
+    }
     Ok(vec![v.clone(), TensorType::new(DType::F32, state)])
 }
 
@@ -45,6 +50,8 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>) -> Resul
     let (k, q) = (operands.take(op, 2)?, operands.take(op, 3)?);
     let s0 = operands.take_option(4).map(Array::into_reals).transpose()?;
     let reset = operands.take_option(5).map(|reset| flags(op, reset)).transpose()?;
+    let weight = operands.take_option(6).map(Array::into_reals).transpose()?;
+    let own_weight = operands.take_option(7).map(Array::into_reals).transpose()?;
     let (&[batch, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v.shape.as_slice(), k.shape.as_slice()) else {
         return Err(EvalError::new(format!("scan: shapes {:?} and {:?}", v.shape, k.shape)));
     };
@@ -60,6 +67,8 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>) -> Resul
         k: k.into_reals()?,
         q: q.into_reals()?,
         reset,
+        weight,
+        own_weight,
     };
     let mut state = match s0 {
         Some(s0) => s0.into_vec(),
@@ -84,6 +93,22 @@ struct Scan<'a, R> {
     k: Store<'a, R>,
     q: Store<'a, R>,
     reset: Option<Store<'a, bool>>,
+    weight: Option<Store<'a, R>>,
+    own_weight: Option<Store<'a, R>>,
+}
+
+/// What a token does to each row of a head's state.
+#[derive(Clone, Copy)]
+struct Token<'a, R> {
+    decay: R,
+    /// Of what enters the state; absent: one.
+    weight: Option<R>,
+    /// `[R, P]`.
+    v: &'a [R],
+    /// `[R, N]`.
+    k: &'a [R],
+    /// `[R, N]`.
+    q: &'a [R],
 }
 
 impl<R: Real> Scan<'_, R> {
@@ -92,37 +117,80 @@ impl<R: Real> Scan<'_, R> {
     fn head(&self, batch: usize, head: usize, y: &mut [R], state: &mut [R]) {
         let tokens = batch * self.len..(batch + 1) * self.len;
         let decays: Vec<R> = tokens.map(|token| self.log_decay[token * self.heads + head].exp()).collect();
+        let mut products = Vec::new();
         for (i, rows) in state.chunks_mut(ROWS * self.d_state).enumerate() {
             for (t, &decay) in decays.iter().enumerate() {
                 let token = batch * self.len + t;
                 if t > 0 && self.reset.as_ref().is_some_and(|reset| reset[token]) {
                     rows.fill(R::ZERO);
                 }
-                self.token(token, head, decay, rows, &mut y[t * self.ranks * self.headdim..], i * ROWS);
+                let y = &mut y[t * self.ranks * self.headdim..];
+                let at = self.token(token, head, decay);
+                match &self.own_weight {
+                    Some(own_weight) => {
+                        self.own_products(&at, own_weight[token * self.heads + head], &mut products);
+                        self.read_and_advance(&at, &products, rows, y, i * ROWS);
+                    }
+                    None => self.advance_and_read(&at, rows, y, i * ROWS),
+                }
             }
         }
     }
 
-    /// One token of some rows of a head's state, of which the first is `p`.
-    fn token(&self, token: usize, head: usize, decay: R, rows: &mut [R], y: &mut [R], p: usize) {
+    fn token(&self, token: usize, head: usize, decay: R) -> Token<'_, R> {
         let Self { ranks, headdim, d_state, .. } = *self;
-        let v = &self.v[(token * self.heads + head) * ranks * headdim..][..ranks * headdim];
+        let at = token * self.heads + head;
         let group = token * self.groups + head / (self.heads / self.groups);
-        let k = &self.k[group * ranks * d_state..][..ranks * d_state];
-        let q = &self.q[group * ranks * d_state..][..ranks * d_state];
+        Token {
+            decay,
+            weight: self.weight.as_ref().map(|weight| weight[at]),
+            v: &self.v[at * ranks * headdim..][..ranks * headdim],
+            k: &self.k[group * ranks * d_state..][..ranks * d_state],
+            q: &self.q[group * ranks * d_state..][..ranks * d_state],
+        }
+    }
+
+    /// One token of some rows of a head's state, of which the first is `p`: all ranks enter the state before any is read.
+    fn advance_and_read(&self, at: &Token<'_, R>, rows: &mut [R], y: &mut [R], p: usize) {
+        let Self { ranks, headdim, d_state, .. } = *self;
         for (row, p) in rows.chunks_exact_mut(d_state).zip(p..) {
             if ranks == 1 {
-                y[p] = advance(row, decay, v[p], k, q);
+                y[p] = advance(row, at.decay, weighted(at.v[p], at.weight), at.k, at.q);
                 continue;
             }
-            // All ranks enter the state before any is read.
-            row.iter_mut().for_each(|s| *s = decay * *s);
-            for (k, v) in k.chunks_exact(d_state).zip(v.chunks_exact(headdim)) {
-                row.iter_mut().zip(k).for_each(|(s, &k)| *s += v[p] * k);
-            }
-            for (q, y) in q.chunks_exact(d_state).zip(y.chunks_exact_mut(headdim)) {
+            self.enter(at, row, p);
+            for (q, y) in at.q.chunks_exact(d_state).zip(y.chunks_exact_mut(headdim)) {
                 y[p] = dot(row, q);
             }
+        }
+    }
+
+    /// As [`Self::advance_and_read`], but the state is read before the token enters it, and its own share is added.
+    fn read_and_advance(&self, at: &Token<'_, R>, products: &[R], rows: &mut [R], y: &mut [R], p: usize) {
+        let Self { ranks, headdim, d_state, .. } = *self;
+        for (row, p) in rows.chunks_exact_mut(d_state).zip(p..) {
+            for ((q, y), products) in at.q.chunks_exact(d_state).zip(y.chunks_exact_mut(headdim)).zip(products.chunks_exact(ranks.max(1))) {
+                y[p] = at.decay * dot(row, q);
+                at.v.chunks_exact(headdim).zip(products).for_each(|(v, &product)| y[p] += product * v[p]);
+            }
+            self.enter(at, row, p);
+        }
+    }
+
+    /// Decays row `p` of the state and adds what the ranks of a token put into it.
+    fn enter(&self, at: &Token<'_, R>, row: &mut [R], p: usize) {
+        row.iter_mut().for_each(|s| *s = at.decay * *s);
+        for (k, v) in at.k.chunks_exact(self.d_state).zip(at.v.chunks_exact(self.headdim)) {
+            let v = weighted(v[p], at.weight);
+            row.iter_mut().zip(k).for_each(|(s, &k)| *s += v * k);
+        }
+    }
+
+    /// `own_weight (q_r · k_s)` of a token, `[R, R]`.
+    fn own_products(&self, at: &Token<'_, R>, own_weight: R, products: &mut Vec<R>) {
+        products.clear();
+        for q in at.q.chunks_exact(self.d_state) {
+            products.extend(at.k.chunks_exact(self.d_state).map(|k| own_weight * dot(q, k)));
         }
     }
 
@@ -147,6 +215,10 @@ impl<R: Real> Scan<'_, R> {
 const ROWS: usize = 8;
 /// Partial sums of a scalar product.
 const LANES: usize = 8;
+
+fn weighted<R: Real>(v: R, weight: Option<R>) -> R {
+    weight.map_or(v, |weight| weight * v)
+}
 
 /// `row = decay * row + v * k`, and its product with `q`, in one pass.
 fn advance<R: Real>(row: &mut [R], decay: R, v: R, k: &[R], q: &[R]) -> R {

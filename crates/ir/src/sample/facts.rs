@@ -184,16 +184,20 @@ fn conv1d(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<
 
 /// A crude bound: no decay at all, every product of the same sign.
 fn scan(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Facts>> {
-    let [Some((decay, _)), Some((v, v_ty)), Some((k, k_ty)), Some((q, _)), s0, _] = operands else { return None };
+    let [Some((decay, _)), Some((v, v_ty)), Some((k, k_ty)), Some((q, _)), s0, _, weight, own_weight] = operands else { return None };
     let (&[_, len, _, ranks, _], &d_state) = (v_ty.shape.as_slice(), k_ty.shape.get(4)?) else { return None };
     if decay.hi > 0.0 || results.len() != 2 {
         return None;
     }
     let zero = Facts::exact(0.0, 0.0);
-    let state = v.times(*k).summed(len * ranks).plus(s0.map_or(zero, |(facts, _)| facts)).union(zero);
+    let product = v.times(*k);
+    let entering = weight.map_or(product, |(weight, _)| product.times(weight));
+    let state = entering.summed(len * ranks).plus(s0.map_or(zero, |(facts, _)| facts)).union(zero);
     let decay_err = n_as_f64(len) * (decay.err + EPS_F32);
     let state = Facts { err: state.err + (decay_err + EPS_F32) * state.max_abs(), ..state };
-    Some(vec![state.times(*q).summed(d_state), state])
+    // With a weight of its own a token is read beside the state that it has not entered.
+    let read = own_weight.map_or(state, |(own, _)| state.plus(product.times(own).summed(ranks)));
+    Some(vec![read.times(*q).summed(d_state), state])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of samples are small")]

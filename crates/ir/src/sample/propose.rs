@@ -257,8 +257,11 @@ impl Sampler {
         let q = self.shaped(DType::F32, vec![batch, len, groups, ranks, d_state])?;
         let s0 = self.maybe(DType::F32, vec![batch, heads, headdim, d_state]);
         let reset = self.maybe(DType::Bool, vec![batch, len]);
+        let weights = [(); 2].map(|()| self.maybe(DType::F32, vec![batch, len, heads]));
         let chunk_size = self.rng.of(&[0, 0, 2, 4])?;
-        Some((Op::Scan { chunk_size }, vec![Some(log_decay), Some(v), Some(k), Some(q), s0, reset]))
+        let mut operands = vec![Some(log_decay), Some(v), Some(k), Some(q), s0, reset];
+        operands.extend(weights);
+        Some((Op::Scan { chunk_size }, operands))
     }
 
     /// Zero tokens, one, or some.

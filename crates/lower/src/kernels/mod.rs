@@ -6,6 +6,7 @@ pub mod prefix;
 pub mod row_stats;
 pub mod rows;
 pub mod scan;
+mod scan_decay;
 pub mod scan_step;
 pub mod tile;
 

@@ -3,14 +3,16 @@
 //! With Λ the running sum of log decays inside a chunk, positions `i'` counting tokens and ranks together:
 //!
 //! - scores: `c[i', j'] = q_i' · k_j'`, shared by the heads of a group;
-//! - chunk state: `T[p, n] = Σ_j' exp(Λ_end - Λ_j) v_j'[p] k_j'[n]`;
+//! - chunk state: `T[p, n] = Σ_j' w_j exp(Λ_end - Λ_j) v_j'[p] k_j'[n]`;
 //! - carry: `S_{c+1} = exp(Λ_end) S_c + T_c`, one invocation an element or four;
-//! - output: `y_i' = Σ_{j <= i} exp(Λ_i - Λ_j) c[i', j'] v_j' + exp(Λ_i) S_c q_i'`.
+//! - output: `y_i' = Σ_{j < i} w_j exp(Λ_i - Λ_j) c[i', j'] v_j' + o_i Σ_{j = i} c[i', j'] v_j' + exp(Λ_i) S_c q_i'`.
 //!
+//! The weights w and o stand in the kernels of scans that have them.
 //! Exponents are differences with `i >= j` and never positive for real decays. Where a sequence starts inside a chunk, pairs
 //! across the start are dropped by comparing segment numbers. A few tokens take [`super::scan_step`] instead.
 
 use super::elementwise::Body;
+use super::scan_decay::{ChunkAt, Weight, end_weight, pair_weight, running_decay, start_weight};
 use super::tile::{At, Depth, Loader, Quad, Tile};
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
 use crate::step::{Step, StepValue, Temp};
@@ -48,6 +50,8 @@ pub(super) struct Geometry {
     pub(super) q: ValueId,
     pub(super) s0: Option<ValueId>,
     pub(super) reset: Option<ValueId>,
+    pub(super) weight: Option<ValueId>,
+    pub(super) own_weight: Option<ValueId>,
     pub(super) batch: Num,
     pub(super) len: Num,
     pub(super) heads: Num,
@@ -78,6 +82,8 @@ impl Geometry {
             q,
             s0: operand(4),
             reset: operand(5),
+            weight: operand(6),
+            own_weight: operand(7),
             batch: kb.size(log_decay, 0),
             n_chunks: len.div_ceil(chunk as u64),
             len,
@@ -111,7 +117,7 @@ pub(super) fn single(kb: &mut KernelBuilder<'_>, value: ValueId, axis: usize, ex
     if size.is_one() { Part::zero(vec![size]) } else { Part::new(expr, vec![size], 1) }
 }
 
-/// `log_decay` or `reset` at a token.
+/// `log_decay`, `reset` or a weight at a token.
 pub(super) fn emit_token(kb: &mut KernelBuilder<'_>, value: ValueId, at: &[&str]) -> String {
     let parts = (0..).zip(at).map(|(axis, expr): (usize, &&str)| single(kb, value, axis, expr)).collect();
     kb.emit(value, &Index(parts), Width::One)
@@ -211,62 +217,6 @@ fn token_of(kb: &mut KernelBuilder<'_>, geometry: &Geometry, first: &str, at: &s
     (token, rank)
 }
 
-/// Fills workgroup arrays `lam` (running log decay) and, with resets, `seg` (segment number) for one chunk and head.
-/// Past the end of the sequence decays are 0 and no sequence starts.
-fn running_decay(kb: &mut KernelBuilder<'_>, geometry: &Geometry, batch: &str, first: &str, head: &str, threads: u32) {
-    let chunk = geometry.chunk;
-    kb.global(&format!("var<workgroup> ld_s: array<f32, {chunk}>;\nvar<workgroup> lam: array<f32, {chunk}>;"), chunk as u64 * 8);
-    let has_reset = geometry.reset.is_some();
-    if has_reset {
-        kb.global(&format!("var<workgroup> start_s: array<u32, {chunk}>;\nvar<workgroup> seg: array<u32, {chunk}>;"), chunk as u64 * 8);
-    }
-    let len = kb.num(&geometry.len);
-    let loads = u32::try_from(chunk).unwrap_or(u32::MAX).div_ceil(threads);
-    for load in 0..loads {
-        let at = kb.bind(format!("lid + {}u", load * threads));
-        kb.open(format!("if ({at} < {chunk}u)"));
-        kb.line("var decay = 0.0;");
-        if has_reset {
-            kb.line("var starts = 0u;");
-        }
-        let token = kb.bind(format!("{first} + {at}"));
-        kb.open(format!("if ({token} < {len})"));
-        let x = emit_token(kb, geometry.log_decay, &[batch, &token, head]);
-        kb.line(format!("decay = {x};"));
-        if let Some(reset) = geometry.reset {
-            let flag = emit_token(kb, reset, &[batch, &token]);
-            kb.line(format!("starts = select(0u, 1u, {flag} && {token} > 0u);"));
-        }
-        kb.close();
-        kb.line(format!("ld_s[{at}] = decay;"));
-        if has_reset {
-            kb.line(format!("start_s[{at}] = starts;"));
-        }
-        kb.close();
-    }
-    kb.line("workgroupBarrier();");
-    for load in 0..loads {
-        let at = kb.bind(format!("lid + {}u", load * threads));
-        kb.open(format!("if ({at} < {chunk}u)"));
-        kb.line("var sum = 0.0;");
-        if has_reset {
-            kb.line("var starts = 0u;");
-        }
-        kb.open(format!("for (var s = 0u; s <= {at}; s += 1u)"));
-        kb.line("sum += ld_s[s];");
-        if has_reset {
-            kb.line("starts += start_s[s];");
-        }
-        kb.close();
-        kb.line(format!("lam[{at}] = sum;"));
-        if has_reset {
-            kb.line(format!("seg[{at}] = starts;"));
-        }
-        kb.close();
-    }
-    kb.line("workgroupBarrier();");
-}
-
 // -- scores --------------------------------------------------------------------------------------------------------
 
 fn scores(mut kb: KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, buffers: &Buffers) -> Step {
@@ -340,7 +290,8 @@ fn chunk_states(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -
     let (at, n_workgroups) = workgroup_places(kb_ref, &sizes);
     let (batch, chunk, head) = (&at[0], &at[1], &at[2]);
     let first = kb_ref.bind(format!("{chunk} * {}u", geometry.chunk));
-    running_decay(kb_ref, &geometry, batch, &first, head, tile.threads());
+    let weights: Vec<Weight> = geometry.state_weight().into_iter().collect();
+    running_decay(kb_ref, &geometry, ChunkAt { batch, first: &first, head }, &weights, tile.threads());
     let (n_chunks, heads) = (kb_ref.num(&geometry.n_chunks), kb_ref.num(&geometry.heads));
     let matrix = kb_ref.bind(format!("({batch} * {n_chunks} + {chunk}) * {heads} + {head}"));
     store_chunk_decay(kb_ref, &geometry, buffers, &matrix, &at);
@@ -378,18 +329,6 @@ fn chunk_states(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -
         flops: sizes[..3].iter().fold(per_matrix, |n, size| n.saturating_mul(size.value())),
         computes: vec![item.y],
     })
-}
-
-/// The decay from position `j` to the chunk's end; 0 past the sequence and before a later start.
-fn end_weight(kb: &mut KernelBuilder<'_>, geometry: &Geometry, first: &str, j: &str) -> String {
-    let token = if geometry.ranks == 1 { j.to_owned() } else { kb.bind(format!("{j} / {}u", geometry.ranks)) };
-    let last = geometry.chunk - 1;
-    let len = kb.num(&geometry.len);
-    let mut inside = format!("{first} + {token} < {len}");
-    if geometry.reset.is_some() {
-        inside = format!("{inside} && seg[{token}] == seg[{last}u]");
-    }
-    kb.bind(format!("select(0.0, exp(lam[{last}u] - lam[{token}]), {inside})"))
 }
 
 /// The decay of a whole chunk, which the carries need: stored once for each chunk and head.
@@ -483,7 +422,8 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     let (at, n_workgroups) = workgroup_places(kb_ref, &sizes);
     let (batch, chunk, head) = (&at[0], &at[1], &at[2]);
     let first = kb_ref.bind(format!("{chunk} * {}u", geometry.chunk));
-    running_decay(kb_ref, &geometry, batch, &first, head, tile.threads());
+    let weights: Vec<Weight> = geometry.output_weights().collect();
+    running_decay(kb_ref, &geometry, ChunkAt { batch, first: &first, head }, &weights, tile.threads());
     let group = geometry.group(kb_ref, head);
     let row = kb_ref.bind(format!("{} * {}u", at[3], tile.rows));
     let col = kb_ref.bind(format!("{} * {}u", at[4], tile.cols));
@@ -555,7 +495,7 @@ impl OutputLoads<'_> {
         let load_q = |kb: &mut KernelBuilder<'_>, i: &At, n: &At, width: Width| {
             let (token, rank) = token_of(kb, geometry, self.first, &i.expr);
             let q = emit_row(kb, geometry.q, [self.batch, &token, self.group, &rank], n, width);
-            let weight = self.start_weight(kb, &i.expr);
+            let weight = start_weight(kb, geometry, &i.expr);
             kb.bind(format!("{q} * {weight}"))
         };
         let load_carry = |kb: &mut KernelBuilder<'_>, p: &At, n: &At, width: Width| {
@@ -570,35 +510,16 @@ impl OutputLoads<'_> {
         tile.accumulate(kb, &depth, &a, &b, &[]);
     }
 
-    fn token(&self, kb: &mut KernelBuilder<'_>, at: &str) -> String {
-        if self.geometry.ranks == 1 { at.to_owned() } else { kb.bind(format!("{at} / {}u", self.geometry.ranks)) }
-    }
-
-    /// The decay from the chunk's start to position `i`; 0 where a sequence started in between.
-    fn start_weight(&self, kb: &mut KernelBuilder<'_>, i: &str) -> String {
-        let token = self.token(kb, i);
-        kb.bind(if self.geometry.reset.is_some() {
-            format!("select(0.0, exp(lam[{token}]), seg[{token}] == 0u)")
-        } else {
-            format!("exp(lam[{token}])")
-        })
-    }
-
-    /// The score of a pair times its decay, 0 for pairs that do not see each other.
+    /// The score of a pair times its decay and weight, 0 for pairs that do not see each other.
     fn score(&self, kb: &mut KernelBuilder<'_>, base: &str, i: &At, j: &At, width: Width) -> String {
-        let positions = self.geometry.positions();
+        let geometry = self.geometry;
+        let positions = geometry.positions();
         let name = kb.read(self.buffers.scores, DType::F32, width == Width::Four);
         let at = kb.bind(format!("{base} + {} * {positions}u + {}", i.expr, j.expr));
-        let token_i = self.token(kb, &i.expr);
+        let token_i = geometry.token(kb, &i.expr);
         let weight = |kb: &mut KernelBuilder<'_>, j: &str| {
-            let token_j = self.token(kb, j);
-            let mut sees = format!("{token_j} <= {token_i}");
-            if self.geometry.reset.is_some() {
-                sees = format!("{sees} && seg[{token_j}] == seg[{token_i}]");
-            }
-            // The exponent of a hidden pair may be large, so it is dropped before and its exponential after.
-            let sees = kb.bind(sees);
-            kb.bind(format!("select(0.0, exp(select(0.0, lam[{token_i}] - lam[{token_j}], {sees})), {sees})"))
+            let token_j = geometry.token(kb, j);
+            pair_weight(kb, geometry, &token_i, &token_j)
         };
         if width == Width::One {
             let weight = weight(kb, &j.expr);

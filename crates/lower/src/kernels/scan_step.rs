@@ -6,6 +6,7 @@
 
 use super::elementwise;
 use super::scan::{Geometry, ScanItem, emit_row, emit_token, single, store_step_y};
+use super::scan_decay::{OWN_WEIGHT, WEIGHT};
 use super::tile::At;
 use crate::emit::Index;
 use crate::emit::{Finish, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
@@ -107,6 +108,9 @@ impl StepKernel<'_> {
         let words = ranks * self.geometry.d_state.value().div_ceil(4).max(1);
         kb.global(&format!("var<workgroup> k_s: array<vec4<f32>, {words}>;\nvar<workgroup> q_s: array<vec4<f32>, {words}>;"), words * 32);
         kb.global(&format!("var<workgroup> v_s: array<f32, {}>;\nvar<workgroup> decay_s: f32;", ranks * ROWS), ranks * ROWS * 4 + 4);
+        for (_, name) in self.geometry.output_weights() {
+            kb.global(&format!("var<workgroup> {name}: f32;"), 4);
+        }
         kb.global(&format!("var<workgroup> y_s: array<f32, {}>;", ranks * ROWS * LANES), ranks * ROWS * LANES * 4);
     }
 
@@ -131,7 +135,7 @@ impl StepKernel<'_> {
         }
     }
 
-    /// Puts a token's `k`, `q`, `v` and decay into workgroup memory.
+    /// Puts a token's `k`, `q`, `v`, decay and weights into workgroup memory.
     fn stage_token(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str, group: &str, tile: &str) {
         let geometry = self.geometry;
         let d_state = geometry.d_state.value();
@@ -171,6 +175,10 @@ impl StepKernel<'_> {
             decay = format!("select({decay}, 0.0, {starts} && t > 0u)");
         }
         kb.line(format!("decay_s = {decay};"));
+        for (value, name) in geometry.output_weights() {
+            let x = emit_token(kb, value, &[batch, "t", head]);
+            kb.line(format!("{name} = {x};"));
+        }
         kb.close();
         kb.line("workgroupBarrier();");
     }
@@ -229,12 +237,12 @@ impl StepKernel<'_> {
         for (i, n) in pieces.iter().enumerate() {
             kb.open(format!("if ({n} < {}u)", geometry.d_state.value()));
             kb.line(format!("s{i} = s{i} * decay_s;"));
-            for rank in 0..geometry.ranks {
-                kb.line(format!("s{i} += v_s[{}u + {row}] * {};", rank as u64 * ROWS, at("k_s", rank, n)));
-            }
+            let own: Vec<String> =
+                (0..geometry.ranks).map(|rank| format!("v_s[{}u + {row}] * {}", rank as u64 * ROWS, at("k_s", rank, n))).collect();
+            let read = self.enter(kb, &format!("s{i}"), &own);
             for rank in 0..geometry.ranks {
                 let q = at("q_s", rank, n);
-                kb.line(if quad { format!("y{rank} += dot(s{i}, {q});") } else { format!("y{rank} += s{i} * {q};") });
+                kb.line(if quad { format!("y{rank} += dot({read}, {q});") } else { format!("y{rank} += {read} * {q};") });
             }
             kb.close();
         }
@@ -242,6 +250,21 @@ impl StepKernel<'_> {
             kb.line(format!("y_s[({}u + {row}) * {LANES}u + {lane}] = y{rank};", rank as u64 * ROWS));
         }
         kb.line("workgroupBarrier();");
+    }
+
+    /// Adds the products of each rank to the decayed state `s`, and gives what `y` is read from.
+    fn enter(&self, kb: &mut KernelBuilder<'_>, s: &str, products: &[String]) -> String {
+        let Geometry { weight, own_weight, .. } = *self.geometry;
+        if weight.is_none() && own_weight.is_none() {
+            for product in products {
+                kb.line(format!("{s} += {product};"));
+            }
+            return s.to_owned();
+        }
+        let entering = kb.bind(products.join(" + "));
+        let read = own_weight.map(|_| kb.bind(format!("{s} + {OWN_WEIGHT} * {entering}")));
+        kb.line(if weight.is_some() { format!("{s} += {WEIGHT} * {entering};") } else { format!("{s} += {entering};") });
+        read.unwrap_or_else(|| s.to_owned())
     }
 
     /// One invocation a row and rank adds the partial sums, and stores what is fused to `y`.

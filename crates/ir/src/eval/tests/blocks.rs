@@ -134,32 +134,40 @@ impl Sizes {
     }
 
     /// The recurrence by its definition, in f64.
-    fn naive(&self, [log_decay, v, k, q, s0]: [&TensorData; 5], reset: &[bool]) -> [TensorData; 2] {
+    fn naive(&self, operands: [&TensorData; 5], reset: &[bool]) -> [TensorData; 2] {
+        let ones = vec![1.0; self.batch * self.len * self.heads];
+        self.naive_weighted(operands, reset, [&ones, &ones])
+    }
+
+    /// As [`Self::naive`], with the weight of each token and that of its own output.
+    fn naive_weighted(&self, [log_decay, v, k, q, s0]: [&TensorData; 5], reset: &[bool], weights: [&[f32]; 2]) -> [TensorData; 2] {
         let Self { batch, len, heads, groups, ranks, headdim, d_state } = *self;
         let wide = |x: &TensorData| x.to_f32_vec().into_iter().map(f64::from).collect::<Vec<_>>();
         let (log_decay, v, k, q, mut s) = (wide(log_decay), wide(v), wide(k), wide(q), wide(s0));
-        let mut y = vec![0.0_f32; batch * len * heads * ranks * headdim];
+        let mut y = vec![0.0_f64; batch * len * heads * ranks * headdim];
         for b in 0..batch {
             for t in 0..len {
                 for h in 0..heads {
                     let token = b * len + t;
                     let decay = if t > 0 && reset[token] { 0.0 } else { log_decay[token * heads + h].exp() };
                     let group = token * groups + h / (heads / groups);
+                    let [weight, own_weight] = weights.map(|weight| f64::from(weight[token * heads + h]));
                     for p in 0..headdim {
                         let row = &mut s[((b * heads + h) * headdim + p) * d_state..][..d_state];
                         for (n, s) in row.iter_mut().enumerate() {
                             let add = |r: usize| v[((token * heads + h) * ranks + r) * headdim + p] * k[(group * ranks + r) * d_state + n];
-                            *s = *s * decay + (0..ranks).map(add).sum::<f64>();
-                        }
-                        for r in 0..ranks {
-                            let sum: f64 = row.iter().enumerate().map(|(n, s)| s * q[(group * ranks + r) * d_state + n]).sum();
-                            y[((token * heads + h) * ranks + r) * headdim + p] = narrow(sum);
+                            let added = (0..ranks).map(add).sum::<f64>();
+                            for r in 0..ranks {
+                                y[((token * heads + h) * ranks + r) * headdim + p] +=
+                                    (*s * decay + own_weight * added) * q[(group * ranks + r) * d_state + n];
+                            }
+                            *s = *s * decay + weight * added;
                         }
                     }
                 }
             }
         }
-        let s: Vec<f32> = s.into_iter().map(narrow).collect();
+        let [y, s] = [y, s].map(|x| x.into_iter().map(narrow).collect::<Vec<f32>>());
         [f32s(&[batch, len, heads, ranks, headdim], &y), f32s(&[batch, heads, headdim, d_state], &s)]
     }
 }
@@ -174,7 +182,7 @@ fn scan_follows_its_definition() -> Fallible<()> {
         let want = sizes.naive([&log_decay, &v, &k, &q, &s0], &flags);
         for (precision, tolerance) in [(Precision::F32, 1e-6), (Precision::F64, 1e-7)] {
             let got = apply_in(precision, [&log_decay, &v, &k, &q, &s0, &reset], |_, [log_decay, v, k, q, s0, reset]| {
-                let (y, s_last) = log_decay.scan(v, k, q, Some(s0), Some(reset), 4_usize);
+                let (y, s_last) = log_decay.scan(v, k, q, Some(s0), Some(reset), None, None, 4_usize);
                 vec![y, s_last]
             })?;
             close(&got[0], &want[0], tolerance)?;
@@ -182,10 +190,58 @@ fn scan_follows_its_definition() -> Fallible<()> {
         }
         let zeros = f32s(s0.shape(), &vec![0.0; s0.to_f32_vec().len()]);
         let want = sizes.naive([&log_decay, &v, &k, &q, &zeros], &vec![false; 3 * len]);
-        let got = apply([&log_decay, &v, &k, &q], |[log_decay, v, k, q]| log_decay.scan(v, k, q, None, None, 0_usize).0)?;
+        let got = apply([&log_decay, &v, &k, &q], |[log_decay, v, k, q]| log_decay.scan(v, k, q, None, None, None, None, 0_usize).0)?;
         close(&got, &want[0], 1e-6)?;
     }
     Ok(())
+}
+
+#[test]
+fn weights_of_a_scan_follow_their_definition() -> Fallible<()> {
+    for (len, heads, groups, ranks, d_state) in
+        [(1, 2, 1, 1, 7), (9, 6, 3, 1, 19), (9, 4, 2, 2, 5), (5, 3, 3, 3, 8), (0, 2, 1, 1, 3), (3, 2, 1, 0, 3)]
+    {
+        let sizes = Sizes { batch: 3, len, heads, groups, ranks, headdim: 5, d_state };
+        let [log_decay, v, k, q, s0] = sizes.operands();
+        let flags = resets(3, len);
+        let reset = bools(&[3, len], &flags);
+        let [weight, own] = [6, 7].map(|seed| noisy(&[3, len, heads], seed));
+        let ones = f32s(&[3, len, heads], &vec![1.0; 3 * len * heads]);
+        for (has_weight, has_own) in [(true, true), (true, false), (false, true)] {
+            let in_state = if has_weight { &weight } else { &ones };
+            let in_output = if has_own { &own } else { in_state };
+            let weights = [in_state, in_output].map(TensorData::to_f32_vec);
+            let want = sizes.naive_weighted([&log_decay, &v, &k, &q, &s0], &flags, [&weights[0], &weights[1]]);
+            for (precision, tolerance) in [(Precision::F32, 1e-6), (Precision::F64, 1e-7)] {
+                let operands = [&log_decay, &v, &k, &q, &s0, &reset, &weight, &own];
+                let got = apply_in(precision, operands, |_, [log_decay, v, k, q, s0, reset, weight, own]| {
+                    let (weight, own) = (has_weight.then_some(weight), has_own.then_some(own));
+                    let (y, s_last) = log_decay.scan(v, k, q, Some(s0), Some(reset), weight, own, 4_usize);
+                    vec![y, s_last]
+                })?;
+                close(&got[0], &want[0], tolerance)?;
+                close(&got[1], &want[1], tolerance)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn weights_of_a_scan_are_one_a_token_and_head() {
+    let message = |shape: [usize; 3], dtype| {
+        let g = GraphBuilder::new("g");
+        let input = |name, shape: &[usize]| g.input(name, DType::F32, shape);
+        let [v, k, q] = ["v", "k", "q"].map(|name| input(name, &[3, 5, 2, 1, 4]));
+        let own_weight = g.input("own_weight", dtype, shape);
+        g.output("y", input("log_decay", &[3, 5, 2]).scan(v, k, q, None, None, None, Some(own_weight), 0_usize).0);
+        g.finish().map(|_| ()).map_err(|errors| errors.to_string())
+    };
+    assert_eq!(message([3, 5, 2], DType::F32), Ok(()));
+    for (shape, dtype) in [([3, 5, 1], DType::F32), ([3, 4, 2], DType::F32), ([3, 5, 2], DType::F16)] {
+        let error = message(shape, dtype).unwrap_err();
+        assert!(error.contains("scan: own_weight"), "{error}");
+    }
 }
 
 #[test]
@@ -195,7 +251,7 @@ fn scan_of_empty_sizes() -> Fallible<()> {
         let [log_decay, v, k, q, s0] = sizes.operands();
         let want = sizes.naive([&log_decay, &v, &k, &q, &s0], &vec![false; 3 * len]);
         let got = apply_in(Precision::F32, [&log_decay, &v, &k, &q, &s0], |_, [log_decay, v, k, q, s0]| {
-            let (y, s_last) = log_decay.scan(v, k, q, Some(s0), None, 0_usize);
+            let (y, s_last) = log_decay.scan(v, k, q, Some(s0), None, None, None, 0_usize);
             vec![y, s_last]
         })?;
         close(&got[0], &want[0], 1e-6)?;
@@ -212,10 +268,10 @@ fn scan_does_not_depend_on_where_it_is_cut() -> Fallible<()> {
     let [log_decay, v, k, q, s0] = Sizes { batch: 3, len: 6, heads: 2, groups: 1, ranks: 2, headdim: 3, d_state: 11 }.operands();
     for cut in 0..=6 {
         let got = apply_in(Precision::F32, [&log_decay, &v, &k, &q, &s0], |builder, [log_decay, v, k, q, s0]| {
-            let whole = log_decay.scan(v, k, q, Some(s0), None, 0_usize);
+            let whole = log_decay.scan(v, k, q, Some(s0), None, None, None, 0_usize);
             let run = |from, to, s| {
                 let [log_decay, v, k, q] = [log_decay, v, k, q].map(|x| x.slice_axis(1, from, to));
-                log_decay.scan(v, k, q, Some(s), None, 0_usize)
+                log_decay.scan(v, k, q, Some(s), None, None, None, 0_usize)
             };
             let first = run(0, cut, s0);
             let second = run(cut, 6, first.1);
@@ -263,7 +319,7 @@ fn reference_vectors() -> Fallible<()> {
         let dt = (dt - 2.314_054_250_717_163).softplus();
         let log_decay = (dt * builder.scalar(0.203_776_791_691_780_1).exp().neg()).reshape(vec![1, 1, 1]);
         let [v, k, q] = [x * dt, b, c].map(|x| x.reshape(vec![1, 1, 1, 1, 1]));
-        let (y, h) = log_decay.scan(v, k, q, Some(h0), None, 0_usize);
+        let (y, h) = log_decay.scan(v, k, q, Some(h0), None, None, None, 0_usize);
         vec![y.reshape(vec![1]).add(x.reshape(vec![1]) * -1.016_061_186_790_466_3), h]
     })?;
     close(&got[0], &f32s(&[1], &[-0.064_194_076]), 1e-6)?;

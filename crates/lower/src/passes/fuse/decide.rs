@@ -192,8 +192,8 @@ fn asked_by(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: Valu
     match op.class() {
         _ if fuser.few_tokens.serial.contains(&user) => by_results().through(user),
         Class::Contraction => Asked::anchor(n.saturating_mul(times_by_product(&graph.ty(node.results[0]).shape, place))),
-        // A few tokens are staged once a workgroup, and log decays are few.
-        Class::Scan if is_step_scan(graph, user) || place == 0 => Asked::default(),
+        // A few tokens are staged once a workgroup, and log decays and weights are few.
+        Class::Scan if is_step_scan(graph, user) || matches!(place, 0 | 6 | 7) => Asked::default(),
         Class::Scan => Asked::anchor(n.saturating_mul(3)),
         Class::Conv if place == 0 => Asked::anchor(n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64)),
         Class::Conv | Class::Reduction | Class::Prefix => Asked::anchor(n),
