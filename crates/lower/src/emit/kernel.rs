@@ -1,6 +1,6 @@
 //! One kernel under construction: bindings, sizes, statements.
 
-use super::index::Part;
+use super::index::{Index, Part};
 use super::num::{Num, product};
 use crate::dynamic::DynamicAxes;
 use crate::plan::{Access, BindingSpec, Kernel};
@@ -62,12 +62,23 @@ struct Binding {
     in_place: bool,
 }
 
+/// A value in workgroup memory.
+#[derive(Clone, Debug)]
+pub(super) struct HeldArray {
+    /// The array.
+    pub(super) name: String,
+    /// Axes at whose position it holds the value.
+    pub(super) n_lead: usize,
+    /// [`Index::key`](super::Index::key) of that position, where the block asks for others too.
+    pub(super) at: Option<String>,
+}
+
 #[derive(Debug, Default)]
 struct Scope {
     exprs: IndexMap<String, String>,
     values: IndexMap<(ValueId, String, Width), String>,
     rows: IndexMap<ValueId, String>,
-    arrays: IndexMap<ValueId, (String, usize)>,
+    arrays: IndexMap<ValueId, HeldArray>,
 }
 
 /// Builds the text and the arguments of one kernel.
@@ -271,16 +282,17 @@ impl<'a> KernelBuilder<'a> {
         self.scopes.iter().rev().find_map(|scope| scope.rows.get(&value).cloned())
     }
 
-    /// Remembers that `array` in workgroup memory holds a value at the place of its axes after the first `n_lead`, whose
-    /// position is the only one that the innermost block can ask for.
-    pub fn define_array(&mut self, value: ValueId, array: String, n_lead: usize) {
+    /// Remembers that `array` in workgroup memory holds a value at the place of its axes after the first `n_lead`; `at` is the
+    /// position of those, absent where the innermost block can ask for no other.
+    pub fn define_array(&mut self, value: ValueId, array: String, n_lead: usize, at: Option<&Index>) {
+        let held = HeldArray { name: array, n_lead, at: at.map(Index::key) };
         if let Some(scope) = self.scopes.last_mut() {
-            scope.arrays.insert(value, (array, n_lead));
+            scope.arrays.insert(value, held);
         }
     }
 
     /// The array given to [`define_array`](Self::define_array) in a block that is still open.
-    pub(super) fn known_array(&self, value: ValueId) -> Option<(String, usize)> {
+    pub(super) fn known_array(&self, value: ValueId) -> Option<HeldArray> {
         self.scopes.iter().rev().find_map(|scope| scope.arrays.get(&value).cloned())
     }
 

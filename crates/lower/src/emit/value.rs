@@ -4,7 +4,7 @@
 //! or defined by their own kernel.
 
 use super::index::{Index, Part};
-use super::kernel::{KernelBuilder, Width, register_type};
+use super::kernel::{HeldArray, KernelBuilder, Width, register_type};
 use super::num::Num;
 use super::sums::RunningSum;
 use crate::step::StepValue;
@@ -38,7 +38,13 @@ impl KernelBuilder<'_> {
 
     /// The element, or four, of a value that is in workgroup memory.
     fn element_of_array(&mut self, value: ValueId, index: &Index, width: Width) -> Option<String> {
-        let (array, n_lead) = self.known_array(value)?;
+        let HeldArray { name: array, n_lead, at } = self.known_array(value)?;
+        if let Some(at) = at {
+            let lead = Index(index.run(self, 0..n_lead));
+            if lead.key() != at {
+                return None;
+            }
+        }
         let run = index.run(self, n_lead..index.rank());
         let sizes = run.iter().flat_map(|part| part.sizes.iter().cloned()).collect();
         let place = self.merge_parts(&run, sizes).expr;

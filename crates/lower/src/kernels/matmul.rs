@@ -353,7 +353,7 @@ fn by_rows(mut kb: KernelBuilder<'_>, item: &Product, geometry: &Geometry) -> St
     let col_expr = kb_ref.bind(format!("(wg % {across}) * {ROW_OUTPUTS}u"));
     let col = At::new(col_expr, 4);
     for &value in &item.statistics {
-        super::row_stats::emit(kb_ref, value, &geometry.rows, &row.expr, ROW_THREADS);
+        super::row_stats::emit(kb_ref, value, &geometry.rows, &row.expr, None, ROW_THREADS);
     }
     let n_sides = item.sides.len();
     for j in 0..ROW_OUTPUTS {

@@ -7,6 +7,7 @@ pub mod row_stats;
 pub mod rows;
 pub mod scan;
 mod scan_decay;
+mod scan_rows;
 pub mod scan_step;
 pub mod tile;
 

@@ -18,15 +18,15 @@ pub fn fits(result: &[usize], lead: &[usize]) -> bool {
 }
 
 /// Appends the statistic `value` of the row at position `row` over the axes `lead`, for a workgroup of `threads`; it is known
-/// to all that is computed after it.
-pub(super) fn emit(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row: &str, threads: u32) {
+/// to all that is computed after it. `at` is that position as others ask for it, absent where they ask for no other.
+pub(super) fn emit(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row: &str, at: Option<&Index>, threads: u32) {
     let node = kb.ctx.graph.def(value);
     let (Some(operand), is_mean) = (node.operands.first().copied().flatten(), matches!(node.op(), Some(Op::Mean { .. }))) else { return };
     let mut sizes = kb.sizes(operand).split_off(lead.len());
     let Some(columns) = sizes.pop() else { return };
     let n_parts = u32::try_from(product(&sizes).value()).unwrap_or(u32::MAX).max(1);
     if n_parts > threads {
-        emit_whole_parts(kb, value, lead, row, [n_parts, threads]);
+        emit_whole_parts(kb, value, lead, row, at, [n_parts, threads]);
         return;
     }
     let lanes = 1 << (threads / n_parts).max(1).ilog2();
@@ -55,11 +55,11 @@ pub(super) fn emit(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row
     kb.line(format!("{totals}[lid] = ({}){scale};", terms.join(" + ")));
     kb.close();
     kb.line("workgroupBarrier();");
-    kb.define_array(value, totals, lead.len());
+    kb.define_array(value, totals, lead.len(), at);
 }
 
 /// The statistic with several parts an invocation.
-fn emit_whole_parts(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row: &str, [n_parts, threads]: [u32; 2]) {
+fn emit_whole_parts(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], row: &str, at: Option<&Index>, [n_parts, threads]: [u32; 2]) {
     let (totals, part) = (kb.fresh("stat_s"), kb.fresh("part"));
     kb.global(&format!("var<workgroup> {totals}: array<f32, {n_parts}>;"), u64::from(n_parts) * 4);
     let sizes = kb.sizes(value).split_off(lead.len());
@@ -69,5 +69,5 @@ fn emit_whole_parts(kb: &mut KernelBuilder<'_>, value: ValueId, lead: &[Num], ro
     kb.line(format!("{totals}[{part}] = {x};"));
     kb.close();
     kb.line("workgroupBarrier();");
-    kb.define_array(value, totals, lead.len());
+    kb.define_array(value, totals, lead.len(), at);
 }

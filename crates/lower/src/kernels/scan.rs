@@ -13,6 +13,7 @@
 
 use super::elementwise::Body;
 use super::scan_decay::{ChunkAt, Weight, end_weight, pair_weight, running_decay, start_weight};
+use super::scan_rows::RowShares;
 use super::tile::{At, Depth, Loader, Quad, Tile};
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
 use crate::step::{Step, StepValue, Temp};
@@ -22,6 +23,8 @@ use monopass_ir::{DType, Op, ValueId};
 pub const STEP_TOKENS: usize = 8;
 /// Positions (tokens times ranks) of a chunk.
 const CHUNK_POSITIONS: usize = 64;
+/// Rows or columns of a tile.
+const MAX_TILE: usize = 64;
 
 /// A scan with what is fused to it.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct ScanItem {
     pub outputs: Vec<ValueId>,
     /// Independent elementwise work that shares a dispatch (step class only).
     pub extra: Vec<Body>,
+    /// Sums and means over the rows of `y`, which its epilogue needs (not in the step class).
+    pub rows: Vec<ValueId>,
     /// What is computed once a token and workgroup (step class only).
     pub staged: Vec<super::scan_step::Staged>,
 }
@@ -415,7 +420,7 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     let Some(geometry) = Geometry::new(&mut kb, item.y) else { return empty_step(kb) };
     let positions = u64::from(geometry.positions());
     let (headdim, d_state) = (geometry.headdim.value(), geometry.d_state.value());
-    let tile = tile_for(kb.ctx, positions, headdim, 64);
+    let tile = tile_for(kb.ctx, positions, headdim, MAX_TILE as u32);
     let kb_ref = &mut kb;
     let (tiles_i, tiles_p) = (Num::Static(positions.div_ceil(u64::from(tile.rows))), Num::Static(headdim.div_ceil(u64::from(tile.cols))));
     let sizes = [geometry.batch.clone(), geometry.n_chunks.clone(), geometry.heads.clone(), tiles_i, tiles_p];
@@ -432,7 +437,7 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     let scan = OutputLoads { geometry: &geometry, buffers, batch, chunk, head, group: &group, first: &first };
     scan.accumulate(kb_ref, &tile, &row, &col);
     let len = kb_ref.num(&geometry.len);
-    tile.for_each_block(kb_ref, &row, &col, |kb, _, row, col, acc| {
+    let inside = |kb: &mut KernelBuilder<'_>, row: &At, col: &At| {
         let ranks = geometry.ranks;
         let (token, rank) = if ranks == 1 {
             (row.expr.clone(), "0u".to_owned())
@@ -441,6 +446,23 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
         };
         let token = kb.bind(format!("{first} + {token}"));
         kb.open(format!("if ({} < {positions}u && {token} < {len} && {} < {headdim}u)", row.expr, col.expr));
+        (token, rank)
+    };
+    let shares: Vec<RowShares> = item.rows.iter().map(|_| RowShares::new(kb_ref, &tile, &row, headdim)).collect();
+    for (&value, shares) in item.rows.iter().zip(&shares) {
+        tile.for_each_block(kb_ref, &row, &col, |kb, _, row, col, acc| {
+            let (token, rank) = inside(kb, row, col);
+            let index = define_y(kb, item, &geometry, [batch, &token, head, &rank], col, acc);
+            shares.add(kb, value, &index, [row, col]);
+            kb.close();
+        });
+        kb_ref.line("workgroupBarrier();");
+    }
+    tile.for_each_block(kb_ref, &row, &col, |kb, _, row, col, acc| {
+        let (token, rank) = inside(kb, row, col);
+        for (&value, shares) in item.rows.iter().zip(&shares) {
+            shares.total(kb, value, row);
+        }
         store_y(kb, item, &geometry, [batch, &token, head, &rank], col, acc);
         kb.close();
     });
@@ -535,21 +557,28 @@ impl OutputLoads<'_> {
     }
 }
 
+/// Makes four elements of `y` at batch item, token, head and rank known, which are accumulated; gives their index.
+fn define_y(kb: &mut KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, at: [&str; 4], element: &At, acc: &str) -> Index {
+    let mut parts: Vec<Part> = (0..).zip(at).map(|(axis, expr): (usize, &str)| single(kb, item.y, axis, expr)).collect();
+    parts.push(Part::new(element.expr.clone(), vec![geometry.headdim.clone()], element.align));
+    let index = Index(parts);
+    kb.define(item.y, index.key(), Width::Four, acc.to_owned());
+    for lane in 0..4 {
+        kb.define(item.y, index.lane(lane).key(), Width::One, format!("{acc}[{lane}]"));
+    }
+    index
+}
+
 /// Stores the outputs for four elements of `y` at batch item, token, head and rank.
 pub(super) fn store_y(kb: &mut KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, at: [&str; 4], element: &At, acc: &str) {
-    let mut parts: Vec<Part> = (0..).zip(at).map(|(axis, expr): (usize, &str)| single(kb, item.y, axis, expr)).collect();
     if geometry.headdim.is_multiple_of_4() {
-        parts.push(Part::new(element.expr.clone(), vec![geometry.headdim.clone()], element.align));
-        let index = Index(parts);
-        kb.define(item.y, index.key(), Width::Four, acc.to_owned());
-        for lane in 0..4 {
-            kb.define(item.y, index.lane(lane).key(), Width::One, format!("{acc}[{lane}]"));
-        }
+        let index = define_y(kb, item, geometry, at, element, acc);
         for &out in &item.outputs {
             super::store_like(kb, out, &index, Width::Four);
         }
         return;
     }
+    let parts: Vec<Part> = (0..).zip(at).map(|(axis, expr): (usize, &str)| single(kb, item.y, axis, expr)).collect();
     for lane in 0..4 {
         let p = kb.bind(format!("{} + {lane}u", element.expr));
         kb.open(format!("if ({p} < {}u)", geometry.headdim.value()));
@@ -573,6 +602,13 @@ pub(super) fn store_step_y(kb: &mut KernelBuilder<'_>, item: &ScanItem, geometry
     for &out in &item.outputs {
         super::store_like(kb, out, &index, Width::One);
     }
+}
+
+/// Whether a workgroup of the chunked kernels has whole rows of `y`, and so can sum over them before it stores them.
+#[must_use]
+pub fn holds_rows(graph: &monopass_ir::Graph, y: ValueId) -> bool {
+    let fits = graph.ty(y).shape.last().is_some_and(|&headdim| headdim.is_multiple_of(4) && (4..=MAX_TILE).contains(&headdim));
+    fits && !is_step(graph, y)
 }
 
 /// Whether a scan takes the step kernel.

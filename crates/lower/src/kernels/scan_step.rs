@@ -192,7 +192,10 @@ impl StepKernel<'_> {
         let mut heads: IndexMap<u64, Vec<ValueId>> = IndexMap::new();
         for staged in &self.item.staged {
             match *staged {
-                Staged::Row(value) => super::row_stats::emit(kb, value, &tokens, &row, 64),
+                Staged::Row(value) => {
+                    let at = Index(vec![single(kb, value, 0, batch), single(kb, value, 1, "t")]);
+                    super::row_stats::emit(kb, value, &tokens, &row, Some(&at), 64);
+                }
                 Staged::Head(value) => {
                     let n_elems = product(&kb.sizes(value)[3..]).value();
                     heads.entry(n_elems).or_default().push(value);
@@ -215,7 +218,8 @@ impl StepKernel<'_> {
             }
             kb.close();
             for (&value, name) in values.iter().zip(names) {
-                kb.define_array(value, name, 3);
+                let at = Index(vec![single(kb, value, 0, batch), single(kb, value, 1, "t"), single(kb, value, 2, head)]);
+                kb.define_array(value, name, 3, Some(&at));
             }
         }
         if !heads.is_empty() {

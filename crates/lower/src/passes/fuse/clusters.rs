@@ -104,6 +104,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
             in_place: None,
             outputs,
             extra: Vec::new(),
+            rows: anchor.rows.clone(),
             staged: if is_step_scan(graph, anchor.node) { few_tokens::staged(graph, node, &|value| !is_stored(&value)) } else { Vec::new() },
         }),
         Class::Prefix => ClusterKind::Cumsum(primary),
@@ -400,7 +401,7 @@ impl Cluster {
                 roots.push(product.anchor);
                 roots.extend(product.sides.iter().chain(&product.statistics));
             }
-            ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last]),
+            ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last].iter().chain(&scan.rows)),
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
             ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) => {}
         }

@@ -1,6 +1,6 @@
 //! Elementwise ops join the anchor whose result they take; row sums of a product's left operand join the product.
 
-use super::{Fuser, Group, is_half};
+use super::{Anchor, Fuser, Group, is_half};
 use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Class;
 use monopass_ir::{NodeId, Op, ValueId};
@@ -8,10 +8,29 @@ use monopass_ir::{NodeId, Op, ValueId};
 /// Lets every elementwise op join the latest anchor group it can.
 pub(super) fn absorb(fuser: &mut Fuser<'_>) {
     let nodes: Vec<NodeId> = fuser.graph.nodes().map(|(id, _)| id).collect();
-    for id in nodes {
-        try_absorb(fuser, id);
+    let (groups, links, anchors) = (fuser.group_of.clone(), fuser.links.clone(), fuser.anchors.clone());
+    loop {
+        for &id in &nodes {
+            sum_rows(fuser, id);
+            try_absorb(fuser, id);
+        }
+        let split: Vec<NodeId> = fuser.anchors.iter().filter_map(|anchor| split_rows(fuser, anchor)).collect();
+        if split.is_empty() {
+            break;
+        }
+        // What was to be computed over rows could not join after all: once more, without those sums.
+        fuser.apart.extend(split);
+        (fuser.group_of, fuser.links, fuser.anchors) = (groups.clone(), links.clone(), anchors.clone());
     }
     release_trailing_views(fuser);
+}
+
+/// The sum over rows of an anchor's result that something outside of its epilogue needs.
+fn split_rows(fuser: &Fuser<'_>, anchor: &Anchor) -> Option<NodeId> {
+    let is_inside = |&result: &ValueId| anchor.epilogue.contains(&result) || anchor.of_rows.contains(&result);
+    let mut users = anchor.of_rows.iter().flat_map(|&value| &fuser.uses[value]);
+    let is_split = users.any(|&user| !fuser.graph.node(user).results.iter().all(is_inside));
+    anchor.rows.first().filter(|_| is_split).map(|&sum| fuser.node_of(sum))
 }
 
 fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
@@ -38,7 +57,8 @@ fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
     }
     for group in candidates.into_iter().rev() {
         // Every operand from the group must be one that it has in registers at the place of the result.
-        let mut own = node.present_operands().filter(|&operand| fuser.group_of.get(operand) == Some(&group));
+        let of_rows = &fuser.anchors[group].of_rows;
+        let mut own = node.present_operands().filter(|operand| fuser.group_of.get(*operand) == Some(&group) && !of_rows.contains(operand));
         if own.any(|operand| candidate(fuser, operand, result) != Some(group)) {
             continue;
         }
@@ -53,6 +73,62 @@ fn try_absorb(fuser: &mut Fuser<'_>, id: NodeId) {
         fuser.anchors[group].epilogue.push(result);
         return;
     }
+}
+
+/// A sum over the rows of what a scan's epilogue computes, which only the rest of the epilogue needs, is done there where the
+/// kernel has whole rows.
+fn sum_rows(fuser: &mut Fuser<'_>, id: NodeId) {
+    let graph = fuser.graph;
+    let node = graph.node(id);
+    let Some(Op::Sum { axes, keepdims: true } | Op::Mean { axes, keepdims: true }) = node.op() else { return };
+    let Some(operand) = node.operands[0].filter(|_| !fuser.apart.contains(&id)) else { return };
+    let shape = &graph.ty(operand).shape;
+    let Some(&group) = fuser.group_of.get(operand).filter(|_| axes.as_slice() == [shape.len() - 1]) else { return };
+    let y = graph.node(fuser.anchors[group].node).results[0];
+    let is_scan = matches!(graph.def(y).op(), Some(Op::Scan { .. })) && crate::kernels::scan::holds_rows(graph, y);
+    let has_rows = candidate(fuser, operand, operand) == Some(group) && shape.last() == graph.ty(y).shape.last();
+    if !is_scan || !has_rows || !fuser.anchors[group].rows.is_empty() || graph.ty(operand).dtype != monopass_ir::DType::F32 {
+        return;
+    }
+    let Some(of_rows) = made_of_rows(fuser, node.results[0], shape) else { return };
+    for &value in &of_rows {
+        fuser.group_of.insert(value, group);
+    }
+    fuser.anchors[group].rows.push(node.results[0]);
+    fuser.anchors[group].of_rows = of_rows;
+}
+
+/// The values of one number a row that are made from `sum` and params alone, if all that reads them is elementwise over rows
+/// of `shape`.
+fn made_of_rows(fuser: &Fuser<'_>, sum: ValueId, shape: &[usize]) -> Option<Vec<ValueId>> {
+    let graph = fuser.graph;
+    let mut made = vec![sum];
+    let mut next = 0;
+    while let Some(&value) = made.get(next) {
+        next += 1;
+        if fuser.named.contains(&value) || fuser.uses[value].is_empty() || fuser.cuts.contains(&value) {
+            return None;
+        }
+        for &user in &fuser.uses[value] {
+            let node = graph.node(user);
+            let result = node.results[0];
+            if node.op().is_none_or(|op| op.class() != Class::Elementwise) || fuser.forbidden.epilogue.contains(&user) {
+                return None;
+            }
+            if graph.ty(result).shape == graph.ty(sum).shape {
+                let from_params = |&operand: &ValueId| made.contains(&operand) || graph.def(operand).op().is_none();
+                if !node.present_operands().collect::<Vec<_>>().iter().all(from_params) || graph.ty(result).dtype != graph.ty(sum).dtype {
+                    return None;
+                }
+                if !made.contains(&result) {
+                    made.push(result);
+                }
+            } else if graph.ty(result).shape != shape {
+                return None;
+            }
+        }
+    }
+    Some(made)
 }
 
 /// The group whose epilogue could compute `result` from `operand`.

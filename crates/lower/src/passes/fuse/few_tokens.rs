@@ -80,12 +80,22 @@ pub(super) fn staged(graph: &Graph, scan: &Node, is_inline: &dyn Fn(ValueId) -> 
             rows.push(Staged::Row(value));
         } else if op.class() == Class::Elementwise && ty.dtype == DType::F32 && is_worth_staging(graph, value, heads, is_inline) {
             values.push(Staged::Head(value));
-        } else {
-            open.extend(node.present_operands());
+        } else if keeps_tokens(op) {
+            open.extend(node.present_operands().filter(|&operand| graph.ty(operand).shape.starts_with(tokens)));
         }
     }
     rows.extend(values);
     rows
+}
+
+/// Whether a result that has the axes of tokens is made from the same tokens of those operands that have them.
+fn keeps_tokens(op: &Op) -> bool {
+    match op {
+        Op::Permute { axes } => axes.starts_with(&[0, 1]),
+        Op::Concat { axis } => *axis >= 2,
+        Op::Reshape { .. } | Op::Slice { .. } | Op::Broadcast { .. } | Op::Sum { .. } | Op::Mean { .. } => true,
+        _ => op.class() == Class::Elementwise,
+    }
 }
 
 /// Whether a value is a short row for each token and head that is heavy itself, or one number with something heavy behind it.

@@ -4,7 +4,7 @@ use super::Group;
 use indexmap::IndexSet;
 
 /// Groups and what they need directly.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Links {
     needs: Vec<IndexSet<Group>>,
 }

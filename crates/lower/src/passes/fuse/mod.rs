@@ -91,6 +91,9 @@ struct Anchor {
     sides: Vec<ValueId>,
     /// Reductions of a row that are computed before a product of few rows.
     statistics: Vec<ValueId>,
+    /// Sums over the rows of a scan's result, which its kernel does; and the values of one number a row made from them.
+    rows: Vec<ValueId>,
+    of_rows: Vec<ValueId>,
     /// What the last state of a scan is stored as, if it is named under another shape alone.
     state: Option<ValueId>,
 }
@@ -104,6 +107,8 @@ struct Fuser<'a> {
     cuts: IndexSet<ValueId>,
     /// Storage buffers that a kernel may bind.
     max_buffers: usize,
+    /// Sums over rows of a scan's result that its kernel cannot do.
+    apart: IndexSet<NodeId>,
     /// What scans over a few tokens are made from.
     few_tokens: FewTokens,
     /// Params that a kernel binds together.
@@ -134,6 +139,7 @@ impl<'a> Fuser<'a> {
             forbidden,
             cuts,
             max_buffers,
+            apart: IndexSet::new(),
             few_tokens,
             is_packed: graph.params().map(|(_, value)| value).filter(|&value| ctx.is_packed(value)).collect(),
             uses: graph.uses(),
@@ -154,7 +160,7 @@ impl<'a> Fuser<'a> {
             }
             let needs: Vec<Group> = node.present_operands().flat_map(|operand| self.groups_behind(operand)).collect();
             let group = self.links.add(needs);
-            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new(), statistics: Vec::new(), state: self.renamed_state(node) });
+            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new(), statistics: Vec::new(), rows: Vec::new(), of_rows: Vec::new(), state: self.renamed_state(node) });
             let stored_as = self.anchors.last().and_then(|anchor| anchor.state);
             for result in node.results.iter().copied().chain(stored_as) {
                 self.group_of.insert(result, group);
