@@ -220,7 +220,7 @@ fn lower_cluster(ctx: &LowerCtx<'_>, cluster: &Cluster, fusion: &Fusion, steps: 
         ClusterKind::Scan(item) => {
             scan::check_limits(ctx, item)?;
             if scan::is_step(ctx.graph, item.y) {
-                scan_step::lower(ctx, item, &inline).into_iter().collect()
+                scan_step::lower(ctx, item, &inline, temps)
             } else {
                 scan::lower(ctx, item, &inline, temps)
             }

@@ -12,7 +12,7 @@
 //! across the start are dropped by comparing segment numbers. A few tokens take [`super::scan_step`] instead.
 
 use super::elementwise::Body;
-use super::scan_decay::{ChunkAt, Weight, end_weight, pair_weight, running_decay, start_weight};
+use super::scan_decay::{ChunkAt, Weight, end_weight, gather, pair_weight, running_decay, start_weight};
 use super::scan_rows::RowShares;
 use super::tile::{At, Depth, Loader, Quad, Tile};
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
@@ -21,6 +21,8 @@ use monopass_ir::{DType, Op, ValueId};
 
 /// Tokens up to which the scan goes token by token.
 pub const STEP_TOKENS: usize = 8;
+/// Buffers that the outputs of a chunk bind beside weights and resets: log decays, v, q, scores, carries and the outputs.
+const OUTPUT_BUFFERS: usize = 6;
 /// Positions (tokens times ranks) of a chunk.
 const CHUNK_POSITIONS: usize = 64;
 /// Rows or columns of a tile.
@@ -57,6 +59,8 @@ pub(super) struct Geometry {
     pub(super) reset: Option<ValueId>,
     pub(super) weight: Option<ValueId>,
     pub(super) own_weight: Option<ValueId>,
+    /// Where log decays, weights and resets are gathered, if they are.
+    pub(super) tokens: Option<StepValue>,
     pub(super) batch: Num,
     pub(super) len: Num,
     pub(super) heads: Num,
@@ -89,6 +93,7 @@ impl Geometry {
             reset: operand(5),
             weight: operand(6),
             own_weight: operand(7),
+            tokens: None,
             batch: kb.size(log_decay, 0),
             n_chunks: len.div_ceil(chunk as u64),
             len,
@@ -122,12 +127,6 @@ pub(super) fn single(kb: &mut KernelBuilder<'_>, value: ValueId, axis: usize, ex
     if size.is_one() { Part::zero(vec![size]) } else { Part::new(expr, vec![size], 1) }
 }
 
-/// `log_decay`, `reset` or a weight at a token.
-pub(super) fn emit_token(kb: &mut KernelBuilder<'_>, value: ValueId, at: &[&str]) -> String {
-    let parts = (0..).zip(at).map(|(axis, expr): (usize, &&str)| single(kb, value, axis, expr)).collect();
-    kb.emit(value, &Index(parts), Width::One)
-}
-
 /// `v`, `k` or `q` at batch item, token, head or group, rank and element.
 pub(super) fn emit_row(kb: &mut KernelBuilder<'_>, value: ValueId, at: [&str; 4], element: &At, width: Width) -> String {
     let mut parts: Vec<Part> = (0..).zip(at).map(|(axis, expr): (usize, &str)| single(kb, value, axis, expr)).collect();
@@ -141,6 +140,7 @@ pub(super) fn emit_row(kb: &mut KernelBuilder<'_>, value: ValueId, at: [&str; 4]
 pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bool, temps: &mut Vec<Temp>) -> Vec<Step> {
     let mut kb = KernelBuilder::new(ctx, inline);
     let Some(geometry) = Geometry::new(&mut kb, item.y) else { return Vec::new() };
+    let tokens = gather(KernelBuilder::new(ctx, inline), item, &geometry, OUTPUT_BUFFERS, temps);
     let mut temp = |of: ValueId, name: &'static str, n: &Num| {
         temps.push(Temp { of, name, size_bytes: n.value().saturating_mul(4) });
         StepValue::Temp(temps.len() - 1)
@@ -152,8 +152,9 @@ pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bo
         chunk_state: temp(item.y, "chunk_state", &product([&geometry.n_chunks, &geometry.state_elems()])),
         decay: temp(item.y, "chunk_decay", &product([&chunks, &geometry.heads])),
         carry: temp(item.y, "carry", &product([&geometry.n_chunks, &geometry.state_elems()])),
+        tokens: tokens.as_ref().map(|(_, tokens)| *tokens),
     };
-    let mut steps = Vec::new();
+    let mut steps: Vec<Step> = tokens.into_iter().map(|(step, _)| step).collect();
     if !item.outputs.is_empty() {
         steps.push(scores(kb, item, &geometry, &buffers));
     }
@@ -171,6 +172,14 @@ struct Buffers {
     chunk_state: StepValue,
     decay: StepValue,
     carry: StepValue,
+    tokens: Option<StepValue>,
+}
+
+impl Buffers {
+    /// Operands and sizes of the scan, for one of its kernels.
+    fn geometry(&self, kb: &mut KernelBuilder<'_>, item: &ScanItem) -> Option<Geometry> {
+        Geometry::new(kb, item.y).map(|geometry| Geometry { tokens: self.tokens, ..geometry })
+    }
 }
 
 /// A tile for at most `rows` by `cols`.
@@ -286,7 +295,7 @@ fn store_matrix(kb: &mut KernelBuilder<'_>, name: &str, base: &str, row: &At, co
 // -- chunk states --------------------------------------------------------------------------------------------------
 
 fn chunk_states(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Step {
-    let Some(geometry) = Geometry::new(&mut kb, item.y) else { return empty_step(kb) };
+    let Some(geometry) = buffers.geometry(&mut kb, item) else { return empty_step(kb) };
     let (headdim, d_state) = (geometry.headdim.value(), geometry.d_state.value());
     let tile = tile_for(kb.ctx, headdim, d_state, 64);
     let kb_ref = &mut kb;
@@ -417,7 +426,7 @@ fn carries(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
 // -- outputs -------------------------------------------------------------------------------------------------------
 
 fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Step {
-    let Some(geometry) = Geometry::new(&mut kb, item.y) else { return empty_step(kb) };
+    let Some(geometry) = buffers.geometry(&mut kb, item) else { return empty_step(kb) };
     let positions = u64::from(geometry.positions());
     let (headdim, d_state) = (geometry.headdim.value(), geometry.d_state.value());
     let tile = tile_for(kb.ctx, positions, headdim, MAX_TILE as u32);

@@ -1,8 +1,9 @@
 //! What a chunk of a scan keeps in workgroup memory: running log decays, segment numbers and the weights of its tokens.
 
-use super::scan::{Geometry, emit_token};
-use crate::emit::KernelBuilder;
-use monopass_ir::ValueId;
+use super::scan::{Geometry, ScanItem, single};
+use crate::emit::{Finish, Index, KernelBuilder, Part, Width, num::product};
+use crate::step::{Step, StepValue, Temp};
+use monopass_ir::{DType, ValueId};
 
 /// Workgroup memory of the weights that tokens enter the state with.
 pub(super) const WEIGHT: &str = "weight_s";
@@ -42,6 +43,72 @@ impl Geometry {
     }
 }
 
+impl Geometry {
+    /// What there is of log decays, weights and resets, at their places where they are gathered.
+    const fn of_tokens(&self) -> [Option<ValueId>; 4] {
+        [Some(self.log_decay), self.weight, self.own_weight, self.reset]
+    }
+}
+
+/// `log_decay`, `reset` or a weight at a batch item, token and head, from where they are gathered if they are.
+pub(super) fn emit_token(kb: &mut KernelBuilder<'_>, geometry: &Geometry, value: ValueId, at: [&str; 3]) -> String {
+    let place = geometry.of_tokens().iter().position(|&of| of == Some(value));
+    if let (Some(tokens), Some(place)) = (geometry.tokens, place) {
+        let [batch, token, head] = at;
+        let (len, heads) = (kb.num(&geometry.len), kb.num(&geometry.heads));
+        let name = kb.read(tokens, DType::F32, true);
+        let all = kb.bind(format!("ld4_{name}((({batch} * {len} + {token}) * {heads} + {head}) * 4u)"));
+        let is_bool = geometry.reset == Some(value);
+        return if is_bool { format!("({all}[{place}] != 0.0)") } else { format!("{all}[{place}]") };
+    }
+    let rank = kb.ctx.graph.ty(value).rank();
+    let parts: Vec<Part> = (0..).zip(&at[..rank.min(3)]).map(|(axis, expr): (usize, &&str)| single(kb, value, axis, expr)).collect();
+    kb.emit(value, &Index(parts), Width::One)
+}
+
+/// Puts log decays, weights and resets into one buffer, if a kernel that binds `n_others` buffers, log decays among them, has
+/// no place for all of them: four numbers a token and head. Gives the step and the buffer.
+pub(super) fn gather(
+    mut kb: KernelBuilder<'_>,
+    item: &ScanItem,
+    geometry: &Geometry,
+    n_others: usize,
+    temps: &mut Vec<Temp>,
+) -> Option<(Step, StepValue)> {
+    let n_beside = geometry.of_tokens().iter().skip(1).flatten().count();
+    let has_weight = geometry.weight.is_some() || geometry.own_weight.is_some();
+    if !has_weight || n_others + n_beside <= kb.ctx.target.max_storage_buffers as usize {
+        return None;
+    }
+    let total = product([&geometry.batch, &geometry.len, &geometry.heads]);
+    temps.push(Temp { of: item.y, name: "tokens", size_bytes: total.value().saturating_mul(16) });
+    let tokens = StepValue::Temp(temps.len() - 1);
+    let limit = kb.num(&total);
+    let i = kb.bind("wg * 64u + lid");
+    kb.open(format!("if ({i} < {limit})"));
+    let (heads, len) = (kb.divisor(&geometry.heads), kb.divisor(&geometry.len));
+    let row = kb.bind(format!("{i} / {heads}"));
+    let at = [format!("{row} / {len}"), format!("{row} % {len}"), format!("{i} % {heads}")].map(|at| kb.bind(at));
+    let lanes = geometry.of_tokens().map(|value| {
+        let Some(value) = value else { return "0.0".to_owned() };
+        let x = emit_token(&mut kb, geometry, value, [&at[0], &at[1], &at[2]]);
+        if geometry.reset == Some(value) { format!("select(0.0, 1.0, {x})") } else { x }
+    });
+    let name = kb.write(tokens, DType::F32, true);
+    kb.line(format!("st4_{name}({i} * 4u, vec4<f32>({}));", lanes.join(", ")));
+    kb.close();
+    let step = kb.finish(Finish {
+        label: "scan_tokens".to_owned(),
+        comment: "Log decay, weights and reset of each token and head side by side, so that the scan binds one buffer for them.".to_owned(),
+        workgroup_size: 64,
+        n_workgroups: total.value().div_ceil(64),
+        loop_trips: 0,
+        flops: 0,
+        computes: vec![item.y],
+    });
+    Some((step, tokens))
+}
+
 /// Fills workgroup arrays `lam` (running log decay), those of `weights` and, with resets, `seg` (segment number) for one
 /// chunk and head, which `at` places. Past the end of the sequence decays and weights are 0 and no sequence starts.
 pub(super) fn running_decay(kb: &mut KernelBuilder<'_>, geometry: &Geometry, at: ChunkAt<'_>, weights: &[Weight], threads: u32) {
@@ -69,14 +136,14 @@ pub(super) fn running_decay(kb: &mut KernelBuilder<'_>, geometry: &Geometry, at:
         }
         let token = kb.bind(format!("{first} + {at}"));
         kb.open(format!("if ({token} < {len})"));
-        let x = emit_token(kb, geometry.log_decay, &[batch, &token, head]);
+        let x = emit_token(kb, geometry, geometry.log_decay, [batch, &token, head]);
         kb.line(format!("decay = {x};"));
         if let Some(reset) = geometry.reset {
-            let flag = emit_token(kb, reset, &[batch, &token]);
+            let flag = emit_token(kb, geometry, reset, [batch, &token, head]);
             kb.line(format!("starts = select(0u, 1u, {flag} && {token} > 0u);"));
         }
         for &(weight, array) in weights {
-            let x = emit_token(kb, weight, &[batch, &token, head]);
+            let x = emit_token(kb, geometry, weight, [batch, &token, head]);
             kb.line(format!("{array}_at = {x};"));
         }
         kb.close();

@@ -5,12 +5,12 @@
 //! registers until the last token.
 
 use super::elementwise;
-use super::scan::{Geometry, ScanItem, emit_row, emit_token, single, store_step_y};
-use super::scan_decay::{OWN_WEIGHT, WEIGHT};
+use super::scan::{Geometry, ScanItem, emit_row, single, store_step_y};
+use super::scan_decay::{OWN_WEIGHT, WEIGHT, emit_token, gather};
 use super::tile::At;
 use crate::emit::Index;
 use crate::emit::{Finish, KernelBuilder, LowerCtx, Num, Part, Width, num::product};
-use crate::step::{Step, StepValue};
+use crate::step::{Step, StepValue, Temp};
 use indexmap::IndexMap;
 use monopass_ir::{DType, ValueId};
 
@@ -28,14 +28,27 @@ pub enum Staged {
     Head(ValueId),
 }
 
-/// The one step of a scan over at most [`super::scan::STEP_TOKENS`] tokens, with `item.extra` in workgroups of its own.
+/// The steps of a scan over at most [`super::scan::STEP_TOKENS`] tokens, with `item.extra` in workgroups of its own: one, and
+/// where weights of tokens are more than it can bind, one before it that gathers them in a value of `temps`.
 #[must_use]
-pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bool) -> Option<Step> {
+pub fn lower(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bool, temps: &mut Vec<Temp>) -> Vec<Step> {
+    let mut kb = KernelBuilder::new(ctx, inline);
+    let Some(geometry) = Geometry::new(&mut kb, item.y) else { return Vec::new() };
+    let has_start = geometry.s0.is_some() && item.in_place.is_none();
+    // Log decays, v, k and q, and what goes in and out.
+    let n_others = 4 + [!item.outputs.is_empty(), item.stored_state.is_some(), has_start].into_iter().filter(|&is_bound| is_bound).count();
+    let gathered = gather(kb, item, &geometry, n_others, temps);
+    let tokens = gathered.as_ref().map(|(_, tokens)| *tokens);
+    gathered.into_iter().map(|(step, _)| step).chain(token_by_token(ctx, item, inline, tokens)).collect()
+}
+
+fn token_by_token(ctx: &LowerCtx<'_>, item: &ScanItem, inline: &dyn Fn(ValueId) -> bool, tokens: Option<StepValue>) -> Option<Step> {
     let mut kb = KernelBuilder::new(ctx, inline);
     if let Some((state, stored)) = item.in_place.zip(item.stored_state) {
         kb.update_in_place(StepValue::Graph(state), StepValue::Graph(stored), DType::F32);
     }
-    let geometry = Geometry::new(&mut kb, item.y)?;
+    let mut geometry = Geometry::new(&mut kb, item.y)?;
+    geometry.tokens = tokens;
     let kb_ref = &mut kb;
     let tiles = Num::Static(geometry.headdim.value().div_ceil(ROWS));
     let total = product([&geometry.batch, &geometry.heads, &tiles]);
@@ -168,15 +181,15 @@ impl StepKernel<'_> {
         }
         kb.close();
         kb.open("if (lid == 0u)");
-        let log_decay = emit_token(kb, geometry.log_decay, &[batch, "t", head]);
+        let log_decay = emit_token(kb, geometry, geometry.log_decay, [batch, "t", head]);
         let mut decay = format!("exp({log_decay})");
         if let Some(reset) = geometry.reset {
-            let starts = emit_token(kb, reset, &[batch, "t"]);
+            let starts = emit_token(kb, geometry, reset, [batch, "t", head]);
             decay = format!("select({decay}, 0.0, {starts} && t > 0u)");
         }
         kb.line(format!("decay_s = {decay};"));
         for (value, name) in geometry.output_weights() {
-            let x = emit_token(kb, value, &[batch, "t", head]);
+            let x = emit_token(kb, geometry, value, [batch, "t", head]);
             kb.line(format!("{name} = {x};"));
         }
         kb.close();
