@@ -435,7 +435,8 @@ impl LongRows<'_> {
         kb.line("workgroupBarrier();");
         self.scan_parts(kb, lane, per_part);
         kb.line("workgroupBarrier();");
-        let (part, place) = (kb.bind(format!("{lane} / {per_part}u")), if rows == 1 { None } else { Some(kb.bind(format!("lid % {rows}u"))) });
+        let (part, place) =
+            (kb.bind(format!("{lane} / {per_part}u")), if rows == 1 { None } else { Some(kb.bind(format!("lid % {rows}u"))) });
         kb.line(format!("var within: {ty};"));
         kb.line(format!("var total: {ty};"));
         if anew {

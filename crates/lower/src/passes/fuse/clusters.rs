@@ -147,9 +147,9 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
         let may_join = fuser.options.fuse && !fuser.forbidden.merge.contains(&value);
         if let Some(host) = may_join.then(|| find_host(fuser, clusters, &read, group, value)).flatten() {
             read[host].extend(loads(fuser, &[value]));
-            let waits = fuser.links.needs(group).any(|need| need == clusters[host].0);
+            let reads_host = reads_any(fuser, value, &clusters[host].1.own_roots());
             let (into, cluster) = &mut clusters[host];
-            join(graph, cluster, value, waits);
+            join(graph, cluster, value, reads_host);
             cluster.droppable.push(graph.value(value).node);
             fuser.links.merge(*into, group);
             let into = *into;
@@ -184,19 +184,18 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
 fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<ValueId>], own: Group, value: ValueId) -> Option<usize> {
     let wanted = loads(fuser, &[value]);
     let is_update = fuser.graph.updates.iter().any(|update| update.value == value);
-    let waits = |idx: usize| fuser.links.needs(own).any(|need| need == clusters[idx].0);
     let fits = |idx: usize| -> bool {
         let (group, cluster) = &clusters[idx];
-        let waits = waits(idx);
+        let waits = fuser.links.needs(own).any(|need| need == *group);
         let is_awaited = fuser.links.needs(*group).any(|need| need == own);
-        takes_body(fuser, cluster, value, waits)
+        takes_body(fuser, cluster, value)
             && !is_awaited
             && (!waits || same_order(fuser, cluster, value) && !fuser.cuts.contains(&value))
             && has_room(fuser, cluster, &read[idx], &wanted)
             && !fuser.links.are_apart(own, *group)
     };
     let rank = |idx: usize| match clusters[idx].1.kind {
-        ClusterKind::Rows(_) if waits(idx) => 2,
+        ClusterKind::Rows(ref rows) if reads_any(fuser, value, &rows.reductions) => 2,
         ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 1,
         ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 0,
     };
@@ -204,7 +203,8 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
         common + clusters[idx].1.stores().iter().filter(|stored| wanted.contains(*stored)).count()
     };
-    let candidates = (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0 || is_update);
+    let candidates =
+        (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0 || is_update);
     let mut candidates: Vec<_> = candidates.collect();
     candidates.sort_unstable();
     candidates.into_iter().rev().map(|(_, _, std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
@@ -239,23 +239,23 @@ fn loads(fuser: &Fuser<'_>, roots: &[ValueId]) -> IndexSet<ValueId> {
     found
 }
 
-/// Whether a cluster of its kind can compute `value`: beside what it does, or, if the value `waits` for it, in the same order.
-fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId, waits: bool) -> bool {
+/// Whether a cluster of its kind can compute `value` beside what it does, or from that in the same order.
+fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
     let graph = fuser.graph;
-    let fits_beside = || !is_half(graph.ty(value).dtype) && !reads_any(fuser, value, &cluster.roots());
+    let fits_beside = || !is_half(graph.ty(value).dtype) && !reads_any(fuser, value, &cluster.own_roots());
     match &cluster.kind {
         ClusterKind::Elementwise(_) => true,
         // The first kernel of a scan by chunks computes scores, which only outputs need.
         ClusterKind::Scan(scan) => (is_step_scan(graph, graph.value(scan.y).node) || !scan.outputs.is_empty()) && fits_beside(),
         ClusterKind::Cumsum(_) => fits_beside(),
-        ClusterKind::Rows(_) if !waits => fits_beside(),
+        ClusterKind::Rows(rows) if !reads_any(fuser, value, &rows.reductions) => fits_beside(),
         // The second pass over a row writes values of the unreduced shape that are made from the row's result.
         ClusterKind::Rows(rows) => {
             let is_elementwise = graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
             is_elementwise
                 && !is_half(graph.ty(value).dtype)
                 && graph.ty(value).shape == graph.ty(rows.domain).shape
-                && reads_any(fuser, value, &rows.reductions)
+                && !reads_any(fuser, value, &outputs_of(&rows.extra).collect::<Vec<_>>())
                 && rows.reads_own_row(graph, value, &|inner| {
                     inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
                 })
@@ -284,25 +284,27 @@ fn reads_any(fuser: &Fuser<'_>, value: ValueId, others: &[ValueId]) -> bool {
 /// Whether a value that needs a cluster's results can still join it, because it computes them again at its own index.
 fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
     match &cluster.kind {
-        ClusterKind::Rows(_) => true,
-        ClusterKind::Elementwise(bodies) => {
+        ClusterKind::Rows(rows) if reads_any(fuser, value, &rows.reductions) => true,
+        ClusterKind::Elementwise(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Scan(_) => {
             let n = fuser.n_elems(value);
             // Only plain elementwise chains are recomputed; a window or a gather would repeat its work.
             let is_elementwise = fuser.graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
             is_elementwise
-                && bodies.iter().flat_map(|body| &body.outputs).all(|&out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
+                && !reads_any(fuser, value, &cluster.own_roots())
+                && outputs_of(cluster.bodies()).all(|out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
-        ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scan(_) => false,
+        ClusterKind::Product(_) => false,
     }
 }
 
-fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, waits: bool) {
+/// Lets a cluster compute `value`, which may be made from its own results and not stand beside them.
+fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, reads_host: bool) {
     cluster.computes.push(value);
     match &mut cluster.kind {
         ClusterKind::Elementwise(bodies) => join_bodies(graph, bodies, value),
         ClusterKind::Scan(scan) => join_bodies(graph, &mut scan.extra, value),
         ClusterKind::Cumsum(sum) => join_bodies(graph, &mut sum.extra, value),
-        ClusterKind::Rows(rows) if waits => rows.outputs.push(value),
+        ClusterKind::Rows(rows) if reads_host => rows.outputs.push(value),
         ClusterKind::Rows(rows) => join_bodies(graph, &mut rows.extra, value),
         ClusterKind::Product(_) => {}
     }
@@ -399,6 +401,24 @@ fn run_order(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)]) -> Vec<Group> {
 }
 
 impl Cluster {
+    /// Bodies that stand beside what it is built around, or that are all it is.
+    fn bodies(&self) -> &[Body] {
+        match &self.kind {
+            ClusterKind::Elementwise(bodies) => bodies,
+            ClusterKind::Rows(rows) => &rows.extra,
+            ClusterKind::Cumsum(sum) => &sum.extra,
+            ClusterKind::Scan(scan) => &scan.extra,
+            ClusterKind::Product(_) => &[],
+        }
+    }
+
+    /// Results of what it is built around and of its epilogue, stored or not; none of bodies.
+    fn own_roots(&self) -> Vec<ValueId> {
+        let mut roots = self.roots();
+        roots.retain(|&root| !outputs_of(self.bodies()).any(|out| out == root));
+        roots
+    }
+
     /// Values whose computation the cluster is: its results, stored or not.
     #[must_use]
     pub fn roots(&self) -> Vec<ValueId> {
