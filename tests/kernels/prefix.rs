@@ -2,7 +2,8 @@
 
 use crate::harness::{Outcome, all_inline, check_within, output};
 use monopass_ir::{DType, GraphBuilder};
-use monopass_lower::kernels::prefix::lower_cumsum;
+use monopass_lower::kernels::elementwise::Body;
+use monopass_lower::kernels::prefix::{RunningSum, lower_cumsum};
 
 fn check_cumsum(shape: &[usize], axis: usize, reverse: bool, dynamic: &[usize]) -> Outcome<()> {
     let leading: Vec<usize> = dynamic.iter().copied().filter(|&a| a <= axis).collect();
@@ -20,7 +21,7 @@ fn check_cumsum(shape: &[usize], axis: usize, reverse: bool, dynamic: &[usize]) 
     let graph = g.finish()?;
     let sums = ["f32", "i32", "u32", "anew", "modulo"].map(|name| output(&graph, name));
     check_within(&format!("cumsum {shape:?} {axis} {reverse}"), &graph, 1e-5, &|ctx, _| {
-        sums.iter().flatten().map(|&value| lower_cumsum(ctx, value, &all_inline(&graph))).collect()
+        sums.iter().flatten().map(|&value| lower_cumsum(ctx, &RunningSum::alone(value), &all_inline(&graph))).collect()
     })
 }
 
@@ -58,6 +59,82 @@ fn a_varying_length_is_read_at_run_time() {
         for reverse in [false, true] {
             check_cumsum(&[3, len, 4], 1, reverse, &[0, 1]).unwrap();
             check_cumsum(&[3, len], 1, reverse, &[0, 1]).unwrap();
+        }
+    }
+}
+
+/// Sums that start anew, plain and modulo a period, in the given inner size.
+fn check_resets(len: usize, inner: usize, reverse: bool, dynamic: &[usize]) -> Outcome<()> {
+    let g = GraphBuilder::new("t");
+    let x = g.input_dynamic("x", DType::F32, &[3, len, inner], dynamic);
+    let i = g.input_dynamic("i", DType::I32, &[3, len, inner], dynamic);
+    let often = g.input_dynamic("often", DType::Bool, &[3, len], dynamic);
+    // One place in a few hundred, so that sums go over several chunks.
+    let dense = g.input_dynamic("dense", DType::F32, &[3, len], dynamic);
+    let seldom = (dense + 1.98).lt(dense * 0.0);
+    g.output("often", x.cumsum(Some(often), 1usize, reverse, 0.0));
+    g.output("seldom", x.cumsum(Some(seldom), 1usize, reverse, 0.0));
+    g.output("integers", i.cumsum(Some(seldom), 1usize, reverse, 0.0));
+    // Whole numbers of quarters modulo 8.5 stay exact, so that no sum is on the wrong side of half the period.
+    let quarters = (x * 16.0).floor() * 0.25;
+    g.output("modulo", quarters.cumsum(Some(seldom), 1usize, reverse, 8.5));
+    g.output("angle", x.cumsum(Some(often), 1usize, reverse, 100.0 * std::f64::consts::TAU));
+    let graph = g.finish()?;
+    let sums = ["often", "seldom", "integers", "modulo", "angle"].map(|name| output(&graph, name));
+    check_within(&format!("resets of {len} by {inner}, reverse {reverse}"), &graph, 1e-5, &|ctx, _| {
+        sums.iter().flatten().map(|&value| lower_cumsum(ctx, &RunningSum::alone(value), &all_inline(&graph))).collect()
+    })
+}
+
+#[test]
+fn sums_start_anew_across_lanes_and_chunks() {
+    for (at, len) in [1, 2, 33, 255, 256, 257, 1025, 2050].into_iter().enumerate() {
+        for (of, inner) in [1, 3, 5, 24].into_iter().enumerate() {
+            let (reverse, varies) = ((at + of) % 2 == 0, (at + of / 2) % 2 == 0);
+            check_resets(len, inner, reverse, if varies { &[0, 1] } else { &[] }).unwrap();
+        }
+    }
+    for reverse in [false, true] {
+        check_resets(257, 1, reverse, &[]).unwrap();
+        check_resets(1028, 1, reverse, &[]).unwrap();
+        check_resets(0, 3, reverse, &[0, 1]).unwrap();
+    }
+}
+
+#[test]
+fn rows_side_by_side_end_where_a_row_is_missing() {
+    for reverse in [false, true] {
+        // Eight, four and two rows a workgroup, the last with rows over the end.
+        for inner in [257, 131, 67] {
+            check_resets(43, inner, reverse, &[]).unwrap();
+            check_resets(70, inner, reverse, &[0, 1]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_made_from_a_sum_is_stored_with_it() {
+    for (shape, axis) in [([3, 9, 5], 1_usize), ([3, 70, 5], 1), ([3, 2, 44], 2), ([1, 37, 64], 1), ([3, 300, 1], 1)] {
+        for reverse in [false, true] {
+            let g = GraphBuilder::new("t");
+            let x = g.input_dynamic("x", DType::F32, &shape, &[0, 1]);
+            let z = g.input_dynamic("z", DType::F32, &shape, &[0, 1]);
+            let scale = g.param("scale", DType::F32, &[shape[2]]);
+            let sum = x.cumsum(None, axis, reverse, 0.0);
+            g.output("shown", (sum * 0.125).sin() * scale);
+            g.output("gated", (sum + z).silu());
+            g.output("beside", (z * x).exp());
+            g.output("rows", z.slice_axis(0, 0, 1) * scale);
+            let graph = g.finish().unwrap();
+            let outputs = ["shown", "gated"].map(|name| output(&graph, name).unwrap());
+            let extra = ["beside", "rows"].map(|name| Body { outputs: vec![output(&graph, name).unwrap()] }).to_vec();
+            let is_sum = |value| matches!(graph.def(value).op(), Some(monopass_ir::Op::Cumsum { .. }));
+            let value = graph.nodes().flat_map(|(_, node)| node.results.clone()).find(|&value| is_sum(value)).unwrap();
+            let item = RunningSum { value, outputs: outputs.to_vec(), extra };
+            check_within(&format!("epilogue of {shape:?}, reverse {reverse}"), &graph, 2e-5, &|ctx, _| {
+                vec![lower_cumsum(ctx, &item, &all_inline(&graph))]
+            })
+            .unwrap();
         }
     }
 }

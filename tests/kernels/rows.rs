@@ -10,7 +10,7 @@ fn check_rows(name: &str, graph: &Graph, axes: &[usize], tolerance: f64) -> Outc
     let reductions = reductions(graph);
     let domain = graph.def(reductions[0]).operands[0].ok_or("no operand")?;
     let outputs = graph.outputs.iter().map(|output| output.value).collect();
-    let rows = Rows { domain, axes: axes.to_vec(), reductions, outputs };
+    let rows = Rows { domain, axes: axes.to_vec(), reductions, outputs, extra: vec![] };
     check_within(name, graph, tolerance, &|ctx, _| vec![lower(ctx, &rows, &all_inline(graph))])
 }
 
@@ -85,6 +85,7 @@ fn a_vocabulary_row_is_reduced_in_few_trips() {
         axes: vec![1],
         reductions: reductions(&graph),
         outputs: vec![output(&graph, "max").unwrap()],
+        extra: vec![],
     };
     let target = Target::webgpu_default();
     let plan = plan(&graph, &target, &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]);
@@ -220,6 +221,7 @@ fn another_length_gives_the_same_text() {
             axes: vec![0, 1],
             reductions: reductions(&graph),
             outputs: reductions(&graph),
+            extra: vec![],
         };
         let plan = plan(&graph, &Target::webgpu_default(), &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]).unwrap();
         plan.kernels[0].wgsl.clone()
@@ -247,8 +249,13 @@ fn a_loop_that_a_driver_would_end_gets_more_invocations() {
     let target = Target { max_loop_trips: Some(100), ..Target::profile("lavapipe").unwrap() };
     let trips = |n: usize| {
         let graph = graph(n);
-        let rows =
-            Rows { domain: graph.inputs().next().unwrap().1, axes: vec![1], reductions: reductions(&graph), outputs: reductions(&graph) };
+        let rows = Rows {
+            domain: graph.inputs().next().unwrap().1,
+            axes: vec![1],
+            reductions: reductions(&graph),
+            outputs: reductions(&graph),
+            extra: vec![],
+        };
         plan(&graph, &target, &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]).map(|plan| plan.cmds[0].loop_trips)
     };
     assert_eq!(trips(100 * 32 + 1).unwrap(), 51);
@@ -268,6 +275,7 @@ fn scalars_reduce_to_themselves() {
             axes: vec![0, 1],
             reductions: reductions(&graph),
             outputs: reductions(&graph),
+            extra: vec![],
         };
         vec![lower(ctx, &rows, &all_inline(&graph))]
     })
@@ -290,9 +298,32 @@ fn results_of_other_rows_are_refused() {
     g.output("smaller", sum.slice_axis(0, 1, 2));
     g.output("unrelated", x.permute([1, 0]));
     let graph = g.finish().unwrap();
-    let rows = Rows { domain: graph.inputs().next().unwrap().1, axes: vec![1], reductions: reductions(&graph), outputs: vec![] };
+    let rows =
+        Rows { domain: graph.inputs().next().unwrap().1, axes: vec![1], reductions: reductions(&graph), outputs: vec![], extra: vec![] };
     let verdicts: Vec<(&str, bool)> =
         graph.outputs.iter().map(|named| (named.name.as_str(), rows.reads_own_row(&graph, named.value, &all_inline(&graph)))).collect();
     let own: Vec<&str> = verdicts.iter().filter(|(_, own)| *own).map(|(name, _)| *name).collect();
     assert_eq!(own, ["own", "own_flat", "by_row", "unrelated"]);
+}
+
+#[test]
+fn independent_work_shares_the_dispatch() {
+    use monopass_lower::kernels::elementwise::Body;
+    for shape in [[5, 7], [3, 256], [130, 40], [1, 1]] {
+        let g = GraphBuilder::new("t");
+        let x = g.input_dynamic("x", DType::F32, shape, &[0]);
+        let z = g.input("z", DType::F32, [3, 37]);
+        g.output("sum", x.sum([1], false));
+        g.output("beside", x.exp());
+        g.output("other", z.silu());
+        let graph = g.finish().unwrap();
+        let value = |name| output(&graph, name).unwrap();
+        check("rows and bodies", &graph, &|ctx, _| {
+            let extra = ["beside", "other"].map(|name| Body { outputs: vec![value(name)] }).to_vec();
+            let domain = graph.inputs().next().unwrap().1;
+            let rows = Rows { domain, axes: vec![1], reductions: reductions(&graph), outputs: vec![value("sum")], extra };
+            vec![lower(ctx, &rows, &all_inline(&graph))]
+        })
+        .unwrap();
+    }
 }

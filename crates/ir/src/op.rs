@@ -479,7 +479,9 @@ op_table! {
     ///
     /// Where `reset` holds, nothing is added across the border between that place and the one before it, in either
     /// direction. With a `period` above 0 (floats only) sums count modulo it, within half of it on either side of 0:
-    /// a running angle keeps its digits however long the axis is, and a period of 1 wraps without any error.
+    /// a running angle keeps its digits however long the axis is. The `n = floor(y / period + 0.5)` periods in a sum are
+    /// taken off in two parts, `y - n head - n tail` with 12 significant bits in `head` and the rest of the period in `tail`,
+    /// so that many turns of 2π do not add up the error of its rounding, and a period of 1 wraps without any.
     Cumsum cumsum(x: Value, reset: Option) { axis: usize, reverse: bool = false, period: f64 = 0.0 } -> (y) Prefix, Sums;
 
     // -- contractions, index, conv, scan -------------------------------------------------------------------------

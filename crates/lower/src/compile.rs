@@ -215,7 +215,7 @@ fn lower_cluster(ctx: &LowerCtx<'_>, cluster: &Cluster, fusion: &Fusion, steps: 
     Ok(match &cluster.kind {
         ClusterKind::Elementwise(bodies) => vec![elementwise::lower(ctx, bodies, &inline, &cluster.in_place)],
         ClusterKind::Rows(item) => vec![rows::lower(ctx, item, &inline)],
-        ClusterKind::Cumsum(value) => vec![prefix::lower_cumsum(ctx, *value, &inline)],
+        ClusterKind::Cumsum(item) => vec![prefix::lower_cumsum(ctx, item, &inline)],
         ClusterKind::Product(item) => matmul::lower(ctx, item, &inline, temps),
         ClusterKind::Scan(item) => {
             scan::check_limits(ctx, item)?;

@@ -42,10 +42,15 @@ pub fn lower(ctx: &LowerCtx<'_>, bodies: &[Body], inline: &dyn Fn(ValueId) -> bo
 /// Appends a range of workgroups of 64 invocations for each body, from workgroup `first`; gives their number. With `whole`
 /// nothing else stands in the kernel, so the first range needs no lower end.
 pub(super) fn append_bodies(kb: &mut KernelBuilder<'_>, bodies: &[Body], first: &str, whole: bool) -> u64 {
+    append_bodies_of(kb, bodies, WORKGROUP, first, whole)
+}
+
+/// As [`append_bodies`], with workgroups of `threads` invocations, which the kernel has.
+pub(super) fn append_bodies_of(kb: &mut KernelBuilder<'_>, bodies: &[Body], threads: u32, first: &str, whole: bool) -> u64 {
     let mut n_workgroups = 0;
     let mut first = first.to_owned();
     for (i, body) in bodies.iter().enumerate() {
-        let plan = BodyPlan::new(kb, body);
+        let plan = BodyPlan::new(kb, body, threads);
         let count = kb.num(&plan.n_workgroups);
         n_workgroups += plan.n_workgroups.value();
         let end = kb.fresh("end");
@@ -60,13 +65,14 @@ pub(super) fn append_bodies(kb: &mut KernelBuilder<'_>, bodies: &[Body], first: 
 
 /// How a body's domain is divided among invocations.
 struct BodyPlan {
+    threads: u32,
     n_elems: Num,
     per_invocation: u64,
     n_workgroups: Num,
 }
 
 impl BodyPlan {
-    fn new(kb: &mut KernelBuilder<'_>, body: &Body) -> Self {
+    fn new(kb: &mut KernelBuilder<'_>, body: &Body, threads: u32) -> Self {
         let graph = kb.ctx.graph;
         let sizes = kb.sizes(body.outputs[0]);
         let n_elems = product(&sizes);
@@ -76,8 +82,8 @@ impl BodyPlan {
         });
         let packs_halves = body.outputs.iter().any(|&out| is_half(graph.ty(out).dtype));
         let per_invocation = if inner_is_quad || packs_halves { 4 } else { 1 };
-        let n_workgroups = n_elems.div_ceil(u64::from(WORKGROUP) * per_invocation);
-        Self { n_elems, per_invocation, n_workgroups }
+        let n_workgroups = n_elems.div_ceil(u64::from(threads) * per_invocation);
+        Self { threads, n_elems, per_invocation, n_workgroups }
     }
 }
 
@@ -88,7 +94,7 @@ const fn is_half(dtype: DType) -> bool {
 fn emit_body(kb: &mut KernelBuilder<'_>, body: &Body, plan: &BodyPlan, first: &str) {
     let group = if first == "0u" { "wg".to_owned() } else { format!("(wg - {first})") };
     let scale = if plan.per_invocation == 1 { String::new() } else { format!(" * {}u", plan.per_invocation) };
-    let i = kb.bind(format!("({group} * {WORKGROUP}u + lid){scale}"));
+    let i = kb.bind(format!("({group} * {}u + lid){scale}", plan.threads));
     let n = kb.num(&plan.n_elems);
     kb.open(format!("if ({i} < {n})"));
     for &out in &body.outputs {

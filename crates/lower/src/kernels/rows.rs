@@ -10,6 +10,7 @@ mod combine;
 mod layout;
 mod own;
 
+use super::elementwise::{Body, append_bodies_of};
 use crate::emit::kernel::register_type;
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Width};
 use crate::step::{Step, StepValue};
@@ -33,6 +34,8 @@ pub struct Rows {
     pub reductions: Vec<ValueId>,
     /// Values to write: of as many elements as there are rows and in their order, or of the whole domain.
     pub outputs: Vec<ValueId>,
+    /// Independent elementwise work that shares the dispatch.
+    pub extra: Vec<Body>,
 }
 
 /// Whether outputs of an element type can be written one at a time. Two f16 or bf16 share a word, so those need a cast
@@ -60,16 +63,20 @@ pub fn lower(ctx: &LowerCtx<'_>, rows: &Rows, inline: &dyn Fn(ValueId) -> bool) 
     }
     write_outputs(&mut kb, &layout, &row, rows);
     layout.close_rows(&mut kb);
+    let first = kb.num(&layout.n_workgroups);
+    let n_extra = append_bodies_of(&mut kb, &rows.extra, layout.lanes * layout.rows, &first, false);
     let n_domain = ctx.graph.ty(rows.domain).n_elems();
     let n_passes = rows.reductions.len() + rows.outputs.len();
-    let computes: IndexSet<ValueId> = rows.reductions.iter().chain(&rows.outputs).copied().collect();
+    let extra = rows.extra.iter().flat_map(|body| &body.outputs);
+    let flops_extra: u64 = extra.clone().map(|&out| ctx.graph.ty(out).n_elems()).sum();
+    let computes: IndexSet<ValueId> = rows.reductions.iter().chain(&rows.outputs).chain(extra).copied().collect();
     kb.finish(Finish {
         label: format!("rows {{lanes = {}, rows = {}, phases = {}}}", layout.lanes, layout.rows, phases.len()),
         comment: layout.comment(),
         workgroup_size: layout.lanes * layout.rows,
-        n_workgroups: layout.n_workgroups.value(),
+        n_workgroups: layout.n_workgroups.value() + n_extra,
         loop_trips: layout.loop_trips(),
-        flops: n_domain.saturating_mul(n_passes as u64),
+        flops: n_domain.saturating_mul(n_passes as u64).saturating_add(flops_extra),
         computes: computes.into_iter().collect(),
     })
 }

@@ -11,7 +11,7 @@
 //! Exponents are differences with `i >= j` and never positive for real decays. Where a sequence starts inside a chunk, pairs
 //! across the start are dropped by comparing segment numbers. A few tokens take [`super::scan_step`] instead.
 
-use super::elementwise::Body;
+use super::elementwise::{Body, append_bodies_of};
 use super::scan_decay::{ChunkAt, Weight, end_weight, gather, pair_weight, running_decay, start_weight};
 use super::scan_rows::RowShares;
 use super::tile::{At, Depth, Loader, Quad, Tile};
@@ -41,7 +41,7 @@ pub struct ScanItem {
     pub in_place: Option<ValueId>,
     /// Values to store: `y`, or elementwise results over the same elements in the same order.
     pub outputs: Vec<ValueId>,
-    /// Independent elementwise work that shares a dispatch (step class only).
+    /// Independent elementwise work that shares the first dispatch; only where `outputs` are, without which there are no scores.
     pub extra: Vec<Body>,
     /// Sums and means over the rows of `y`, which its epilogue needs (not in the step class).
     pub rows: Vec<ValueId>,
@@ -239,6 +239,7 @@ fn scores(mut kb: KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, buffe
     let tiles = Num::Static(positions.div_ceil(u64::from(tile.rows)));
     let kb_ref = &mut kb;
     let sizes = [geometry.batch.clone(), geometry.n_chunks.clone(), geometry.groups.clone(), tiles.clone(), tiles];
+    let n_extra = extra_workgroups(kb_ref, item, &sizes, tile.threads());
     let (at, n_workgroups) = workgroup_places(kb_ref, &sizes);
     let (batch, chunk, group) = (&at[0], &at[1], &at[2]);
     let first = kb_ref.bind(format!("{chunk} * {}u", geometry.chunk));
@@ -270,11 +271,24 @@ fn scores(mut kb: KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, buffe
         label: format!("scan_scores {{chunk = {}, tile = [{}, {}]}}", geometry.chunk, tile.rows, tile.cols),
         comment: "c[i, j] = q_i . k_j over the positions of a chunk; a workgroup computes one tile for one group.".to_owned(),
         workgroup_size: tile.threads(),
-        n_workgroups,
+        n_workgroups: n_workgroups + n_extra,
         loop_trips: geometry.d_state.value().div_ceil(4),
         flops,
-        computes: vec![item.y],
+        computes: std::iter::once(item.y).chain(item.extra.iter().flat_map(|body| body.outputs.iter().copied())).collect(),
     })
+}
+
+/// Appends the bodies beside the scan, in workgroups after those of `sizes`, which then return; gives their number.
+fn extra_workgroups(kb: &mut KernelBuilder<'_>, item: &ScanItem, sizes: &[Num], threads: u32) -> u64 {
+    if item.extra.is_empty() {
+        return 0;
+    }
+    let limit = kb.num(&product(sizes));
+    kb.open(format!("if (wg >= {limit})"));
+    let n_workgroups = append_bodies_of(kb, &item.extra, threads, &limit, false);
+    kb.line("return;");
+    kb.close();
+    n_workgroups
 }
 
 /// Stores a block of four columns of a `[rows, cols]` matrix that starts at `base`.

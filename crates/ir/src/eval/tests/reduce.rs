@@ -95,3 +95,31 @@ fn running_sums_modulo_a_period_keep_their_digits() -> Fallible<()> {
     assert_eq!(sums, f32s(&[n], &want));
     Ok(())
 }
+
+#[test]
+fn a_hundred_thousand_turns_of_2_pi_stay_together() -> Fallible<()> {
+    use std::f64::consts::TAU;
+    let n = 100_000;
+    // Two increments: one of half a turn that is wrapped at each step, one near the period.
+    for step in [3.0_f32, -6.25] {
+        let x = f32s(&[n], &vec![step; n]);
+        let sums = apply([&x], |[x]| x.cumsum(None, 0_usize, false, TAU))?.to_f32_vec();
+        for (i, &sum) in (1_u32..).zip(&sums) {
+            let want = f64::from(step) * f64::from(i);
+            let off = (f64::from(sum) - want) / TAU;
+            assert!((off - off.round()).abs() * TAU < 2e-4, "step {i} of {step}: {sum} instead of {want}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_head_of_a_period_has_twelve_bits() {
+    for period in [std::f64::consts::TAU, 1.0, 0.7, 1000.1, 1e-30, f64::MIN_POSITIVE] {
+        let (head, tail) = crate::ops::reduce::period_parts(period);
+        assert!(head + tail == period && tail.abs() <= head / 4096.0, "{period}: {head} {tail}");
+        #[expect(clippy::cast_possible_truncation, reason = "heads are short")]
+        let narrow = head as f32;
+        assert!(period < 1e-37 || f64::from(narrow) == head && f64::from(narrow * 4095.0) == head * 4095.0, "{period}: {head}");
+    }
+}

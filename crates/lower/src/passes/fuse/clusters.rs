@@ -3,6 +3,7 @@
 use super::{Fuser, Fusion, Group, few_tokens, is_half, is_step_scan};
 use crate::kernels::elementwise::Body;
 use crate::kernels::matmul::Product;
+use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
 use indexmap::IndexSet;
@@ -34,7 +35,7 @@ pub enum ClusterKind {
     /// Reductions.
     Rows(Rows),
     /// A running sum.
-    Cumsum(ValueId),
+    Cumsum(RunningSum),
     /// A matrix product.
     Product(Product),
     /// A scan.
@@ -46,16 +47,19 @@ impl Cluster {
     #[must_use]
     pub fn stores(&self) -> Vec<ValueId> {
         match &self.kind {
-            ClusterKind::Elementwise(bodies) => bodies.iter().flat_map(|body| body.outputs.iter().copied()).collect(),
-            ClusterKind::Rows(rows) => rows.outputs.clone(),
-            ClusterKind::Cumsum(value) => vec![*value],
+            ClusterKind::Elementwise(bodies) => outputs_of(bodies).collect(),
+            ClusterKind::Rows(rows) => rows.outputs.iter().copied().chain(outputs_of(&rows.extra)).collect(),
+            ClusterKind::Cumsum(sum) => sum.outputs.iter().copied().chain(outputs_of(&sum.extra)).collect(),
             ClusterKind::Product(product) => product.outputs.clone(),
             ClusterKind::Scan(scan) => {
-                let extra = scan.extra.iter().flat_map(|body| body.outputs.iter().copied());
-                scan.outputs.iter().copied().chain(scan.stored_state).chain(extra).collect()
+                scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect()
             }
         }
     }
+}
+
+fn outputs_of(bodies: &[Body]) -> impl Iterator<Item = ValueId> + '_ {
+    bodies.iter().flat_map(|body| body.outputs.iter().copied())
 }
 
 /// Builds the clusters, merges small ones, and orders them.
@@ -91,8 +95,10 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
     }
     let operand = node.operands.first().copied().flatten()?;
     let op = node.op()?;
-    let rows =
-        |axes: &[usize], outputs| ClusterKind::Rows(Rows { domain: operand, axes: axes.to_vec(), reductions: vec![primary], outputs });
+    let rows = |axes: &[usize], outputs| {
+        let (axes, reductions) = (axes.to_vec(), vec![primary]);
+        ClusterKind::Rows(Rows { domain: operand, axes, reductions, outputs, extra: Vec::new() })
+    };
     let kind = match op.class() {
         Class::Contraction => {
             ClusterKind::Product(Product { anchor: primary, sides: anchor.sides.clone(), statistics: anchor.statistics.clone(), outputs })
@@ -107,7 +113,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
             rows: anchor.rows.clone(),
             staged: if is_step_scan(graph, anchor.node) { few_tokens::staged(graph, node, &|value| !is_stored(&value)) } else { Vec::new() },
         }),
-        Class::Prefix => ClusterKind::Cumsum(primary),
+        Class::Prefix => ClusterKind::Cumsum(RunningSum { value: primary, outputs, extra: Vec::new() }),
         Class::Reduction => {
             if let Op::Argmax { axis } = op {
                 rows(&[*axis], outputs)
@@ -142,8 +148,9 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
         let may_join = fuser.options.fuse && !fuser.forbidden.alone.contains(&value);
         if let Some(host) = may_join.then(|| find_host(fuser, clusters, &read, group, value)).flatten() {
             read[host].extend(loads(fuser, &[value]));
+            let reads_host = reads_any(fuser, value, &clusters[host].1.own_roots());
             let (into, cluster) = &mut clusters[host];
-            join(graph, cluster, value);
+            join(graph, cluster, value, reads_host);
             cluster.droppable.push(graph.value(value).node);
             fuser.links.merge(*into, group);
             let into = *into;
@@ -173,9 +180,11 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
     }
 }
 
-/// The cluster that reads most of what a body reads, of those that can take it; none that reads nothing of it.
+/// The cluster that reads most of what a body reads, of those that can take it; none that reads nothing of it, but for the
+/// update of a state, which is small and costs least beside anything else.
 fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<ValueId>], own: Group, value: ValueId) -> Option<usize> {
     let wanted = loads(fuser, &[value]);
+    let is_update = fuser.graph.updates.iter().any(|update| update.value == value);
     let fits = |idx: usize| -> bool {
         let (group, cluster) = &clusters[idx];
         let waits = fuser.links.needs(own).any(|need| need == *group);
@@ -189,23 +198,24 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
             && !fuser.links.are_apart(own, *group)
     };
     let rank = |idx: usize| match clusters[idx].1.kind {
-        ClusterKind::Rows(_) => 2,
-        ClusterKind::Scan(_) => 1,
-        ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => 0,
+        ClusterKind::Rows(ref rows) if reads_any(fuser, value, &rows.reductions) => 2,
+        ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 0,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
         common + clusters[idx].1.stores().iter().filter(|stored| wanted.contains(*stored)).count()
     };
-    let candidates = (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0);
+    let candidates =
+        (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0 || is_update);
     let mut candidates: Vec<_> = candidates.collect();
     candidates.sort_unstable();
     candidates.into_iter().rev().map(|(_, _, std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
 }
 
-/// Whether an elementwise cluster with one more body still binds no more than a kernel may; others may leave bodies out again.
+/// Whether a cluster of one kernel with one more body still binds no more than that may; others may leave bodies out again.
 fn has_room(fuser: &Fuser<'_>, cluster: &Cluster, read: &IndexSet<ValueId>, wanted: &IndexSet<ValueId>) -> bool {
-    let ClusterKind::Elementwise(_) = cluster.kind else { return true };
+    let (ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) | ClusterKind::Rows(_)) = cluster.kind else { return true };
     let stores = cluster.stores();
     let loads: IndexSet<Option<ValueId>> =
         read.union(wanted).filter(|load| !stores.contains(load)).map(|&load| (!fuser.is_packed.contains(&load)).then_some(load)).collect();
@@ -232,27 +242,28 @@ fn loads(fuser: &Fuser<'_>, roots: &[ValueId]) -> IndexSet<ValueId> {
     found
 }
 
-/// Whether a cluster of its kind can compute `value` beside what it does.
+/// Whether a cluster of its kind can compute `value` beside what it does, or from that in the same order.
 fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
     let graph = fuser.graph;
+    let fits_beside = || !is_half(graph.ty(value).dtype) && !reads_any(fuser, value, &cluster.own_roots());
     match &cluster.kind {
         ClusterKind::Elementwise(_) => true,
-        ClusterKind::Scan(scan) => {
-            let node = graph.value(scan.y).node;
-            is_step_scan(graph, node) && !is_half(graph.ty(value).dtype) && !reads_any(fuser, value, &cluster.stores())
-        }
+        // The first kernel of a scan by chunks computes scores, which only outputs need.
+        ClusterKind::Scan(scan) => (is_step_scan(graph, graph.value(scan.y).node) || !scan.outputs.is_empty()) && fits_beside(),
+        ClusterKind::Cumsum(_) => fits_beside(),
+        ClusterKind::Rows(rows) if !reads_any(fuser, value, &rows.reductions) => fits_beside(),
         // The second pass over a row writes values of the unreduced shape that are made from the row's result.
         ClusterKind::Rows(rows) => {
             let is_elementwise = graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
             is_elementwise
                 && !is_half(graph.ty(value).dtype)
                 && graph.ty(value).shape == graph.ty(rows.domain).shape
-                && reads_any(fuser, value, &rows.reductions)
+                && !reads_any(fuser, value, &outputs_of(&rows.extra).collect::<Vec<_>>())
                 && rows.reads_own_row(graph, value, &|inner| {
                     inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
                 })
         }
-        ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) => false,
     }
 }
 
@@ -276,25 +287,29 @@ fn reads_any(fuser: &Fuser<'_>, value: ValueId, others: &[ValueId]) -> bool {
 /// Whether a value that needs a cluster's results can still join it, because it computes them again at its own index.
 fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
     match &cluster.kind {
-        ClusterKind::Rows(_) => true,
-        ClusterKind::Elementwise(bodies) => {
+        ClusterKind::Rows(rows) if reads_any(fuser, value, &rows.reductions) => true,
+        ClusterKind::Elementwise(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Scan(_) => {
             let n = fuser.n_elems(value);
             // Only plain elementwise chains are recomputed; a window or a gather would repeat its work.
             let is_elementwise = fuser.graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise);
             is_elementwise
-                && bodies.iter().flat_map(|body| &body.outputs).all(|&out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
+                && !reads_any(fuser, value, &cluster.own_roots())
+                && outputs_of(cluster.bodies()).all(|out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
-        ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scan(_) => false,
+        ClusterKind::Product(_) => false,
     }
 }
 
-fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId) {
+/// Lets a cluster compute `value`, which may be made from its own results and not stand beside them.
+fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, reads_host: bool) {
     cluster.computes.push(value);
     match &mut cluster.kind {
         ClusterKind::Elementwise(bodies) => join_bodies(graph, bodies, value),
         ClusterKind::Scan(scan) => join_bodies(graph, &mut scan.extra, value),
-        ClusterKind::Rows(rows) => rows.outputs.push(value),
-        ClusterKind::Cumsum(_) | ClusterKind::Product(_) => {}
+        ClusterKind::Cumsum(sum) => join_bodies(graph, &mut sum.extra, value),
+        ClusterKind::Rows(rows) if reads_host => rows.outputs.push(value),
+        ClusterKind::Rows(rows) => join_bodies(graph, &mut rows.extra, value),
+        ClusterKind::Product(_) => {}
     }
 }
 
@@ -392,6 +407,24 @@ fn run_order(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)]) -> Vec<Group> {
 }
 
 impl Cluster {
+    /// Bodies that stand beside what it is built around, or that are all it is.
+    fn bodies(&self) -> &[Body] {
+        match &self.kind {
+            ClusterKind::Elementwise(bodies) => bodies,
+            ClusterKind::Rows(rows) => &rows.extra,
+            ClusterKind::Cumsum(sum) => &sum.extra,
+            ClusterKind::Scan(scan) => &scan.extra,
+            ClusterKind::Product(_) => &[],
+        }
+    }
+
+    /// Results of what it is built around and of its epilogue, stored or not; none of bodies.
+    fn own_roots(&self) -> Vec<ValueId> {
+        let mut roots = self.roots();
+        roots.retain(|&root| !outputs_of(self.bodies()).any(|out| out == root));
+        roots
+    }
+
     /// Values whose computation the cluster is: its results, stored or not.
     #[must_use]
     pub fn roots(&self) -> Vec<ValueId> {
@@ -403,7 +436,8 @@ impl Cluster {
             }
             ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last].iter().chain(&scan.rows)),
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
-            ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) => {}
+            ClusterKind::Cumsum(sum) => roots.push(sum.value),
+            ClusterKind::Elementwise(_) => {}
         }
         roots
     }

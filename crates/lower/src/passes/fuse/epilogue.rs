@@ -141,7 +141,7 @@ fn candidate(fuser: &Fuser<'_>, operand: ValueId, result: ValueId) -> Option<Gro
     let fits = fuser.n_elems(operand) == fuser.n_elems(primary) && fuser.n_elems(result) == fuser.n_elems(primary) && !is_state;
     let op = anchor.op()?;
     let is_bare =
-        matches!(op, Op::Cumsum { .. } | Op::Argmax { .. }) || op.class() == Class::Reduction && is_half(fuser.graph.ty(primary).dtype);
+        matches!(op, Op::Argmax { .. }) || matches!(op.class(), Class::Reduction | Class::Prefix) && is_half(fuser.graph.ty(primary).dtype);
     // With a leading axis of its own, which may vary, the result would be at another index than the operand.
     let is_view = fuser.graph.def(result).op().is_some_and(|op| op.class() == Class::Movement);
     let keeps_rank = is_view || fuser.graph.ty(operand).rank() == fuser.graph.ty(result).rank();
