@@ -12,6 +12,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const TILE: u64 = 64;
 /// Outputs of a workgroup of the product by rows.
 const ROW_OUTPUTS: u64 = 4;
+/// Elementwise ops from which on a chain is long.
+const LONG_CHAIN: usize = 8;
+/// How often the elements of a long chain are computed again before it is stored.
+const REPEATS_OF_LONG: u64 = 16;
 /// Elements up to which a value made from params is small.
 const MAX_SMALL: u64 = 1 << 12;
 
@@ -32,8 +36,10 @@ impl Asked {
         Self { by_anchors: count, by_way: IndexMap::new() }
     }
 
-    fn way(end: ValueId, count: u64) -> Self {
-        Self { by_anchors: 0, by_way: IndexMap::from([(digest(&end), count)]) }
+    /// By the kernel that computes `end`; bodies of one shape share a kernel.
+    fn way(fuser: &Fuser<'_>, end: ValueId) -> Self {
+        let kernel = (fuser.group_of.get(end), &fuser.graph.ty(end).shape);
+        Self { by_anchors: 0, by_way: IndexMap::from([(digest(&kernel), fuser.n_elems(end))]) }
     }
 
     fn add(&mut self, other: &Self) {
@@ -77,7 +83,7 @@ pub(super) fn store(fuser: &mut Fuser<'_>) {
             let is_stored = !held.contains_key(value) && must_store(fuser, value, &count, small.contains_key(value));
             // A value that is stored, or lives in its group's registers, is computed once an element, whoever reads it.
             let once = is_stored || fuser.group_of.contains_key(value);
-            asked.insert(value, if once { Asked::way(value, fuser.n_elems(value)) } else { count });
+            asked.insert(value, if once { Asked::way(fuser, value) } else { count });
             if is_stored {
                 fuser.stored.insert(value);
             }
@@ -134,14 +140,35 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
     // A dispatch would cost more than what a few tokens, or a few params, take to compute again.
     let is_cheap = is_small || fuser.few_tokens.feeds.contains(&value) && op.class() != Class::Conv;
     let count = if is_cheap { asked.by_anchors } else { asked.by_anchors.saturating_add(asked.bodies()) };
-    let repeats = is_heavy(op) && count > fuser.n_elems(value).saturating_mul(3) / 2;
+    let n_elems = fuser.n_elems(value);
+    let is_long = || count > n_elems.saturating_mul(REPEATS_OF_LONG) && is_long_chain(fuser, value);
+    let repeats = if is_heavy(op) { count > n_elems.saturating_mul(3) / 2 } else { is_long() };
     if repeats {
         let label = fuser.label(value);
         fuser
             .not_fused
-            .push(format!("{label}: computed where it is read it would be computed {count} times for {} elements", fuser.n_elems(value)));
+            .push(format!("{label}: computed where it is read it would be computed {count} times for {n_elems} elements"));
     }
     repeats || is_half(fuser.graph.ty(value).dtype) && is_heavy(op)
+}
+
+/// Whether a value takes so many ops that loading it is less, and does not wait for a running sum, which would put another
+/// dispatch between that and its readers.
+fn is_long_chain(fuser: &Fuser<'_>, value: ValueId) -> bool {
+    let graph = fuser.graph;
+    let (mut n_ops, mut seen, mut open) = (0, IndexSet::from([value]), vec![value]);
+    while let Some(value) = open.pop() {
+        let Some(op) = graph.def(value).op() else { continue };
+        if let Some(&group) = fuser.group_of.get(value) {
+            if graph.node(fuser.anchors[group].node).op().is_some_and(|anchor| anchor.class() == Class::Prefix) {
+                return false;
+            }
+            continue;
+        }
+        n_ops += usize::from(op.class() == Class::Elementwise);
+        open.extend(graph.def(value).present_operands().filter(|&operand| seen.insert(operand)));
+    }
+    n_ops >= LONG_CHAIN && graph.def(value).op().is_some_and(|op| op.class() == Class::Elementwise)
 }
 
 /// Whether a node's results are all computed inside a group.
