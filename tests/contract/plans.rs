@@ -2,12 +2,17 @@
 
 use crate::common::{Outcome, compile, gpu, profile, settle};
 use crate::published;
-use monopass_blocks::{Io, Mamba2Config, mamba2};
+use monopass_blocks::{BlockConfig, BlockGraph, BlockSizes, Io, block};
 use monopass_lower::plan::Cmd;
 use monopass_lower::{CompileOptions, Plan, Target};
 
-fn plan(config: &Mamba2Config, len: usize, target: &Target) -> Outcome<Plan> {
-    compile(&mamba2::graph(config, 1, len, Io::Stateful)?, target, &CompileOptions::default())
+fn plan(config: &BlockConfig, len: usize, target: &Target) -> Outcome<Plan> {
+    compile(&block::graph(config, 1, len, Io::Stateful)?, target, &CompileOptions::default())
+}
+
+fn packed_plan(config: &BlockConfig, len: usize, target: &Target) -> Outcome<Plan> {
+    let options = BlockGraph { seq_idx: true, ..Io::Fresh.into() };
+    compile(&block::graph_with(config, 1, len, options)?, target, &CompileOptions::default())
 }
 
 fn kernel_label<'p>(plan: &'p Plan, cmd: &Cmd) -> &'p str {
@@ -19,11 +24,13 @@ fn blocks_take_few_dispatches() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published() {
         for (target, more) in [("nvidia", 0), ("webgpu-default", 2)] {
-            for (mode, len, most) in [("forward", 2048, 8), ("step", 1, 3)] {
-                let plan = plan(&config, len, &profile(target)?)?;
+            for (mode, len, most) in [("forward", 2048, 8), ("packed", 2048, 8), ("step", 1, 3)] {
+                let target = profile(target)?;
+                let plan = if mode == "packed" { packed_plan(&config, len, &target)? } else { plan(&config, len, &target)? };
                 if plan.cmds.len() > most + more {
                     problems.push(format!(
-                        "{name} {mode} for {target}: {} dispatches, at most {} wanted\n{plan}",
+                        "{name} {mode} for {}: {} dispatches, at most {} wanted\n{plan}",
+                        target.name,
                         plan.cmds.len(),
                         most + more
                     ));
@@ -38,7 +45,10 @@ fn blocks_take_few_dispatches() -> Outcome {
 fn kernels_have_enough_workgroups() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published() {
-        let n_heads = config.sizes()?.nheads;
+        let n_heads = match config.sizes()? {
+            BlockSizes::Mamba2(_, sizes) => sizes.nheads,
+            BlockSizes::Mamba3(_, sizes) => sizes.nheads,
+        };
         for (mode, len, least) in [("forward", 2048, 96), ("step", 1, n_heads)] {
             let plan = plan(&config, len, &profile("nvidia")?)?;
             for (i, cmd) in plan.cmds.iter().enumerate() {

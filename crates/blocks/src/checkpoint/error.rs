@@ -152,8 +152,10 @@ pub enum CheckpointError {
         file: String,
     },
     /// The configuration has an option that the file layout cannot state. The caller's fault.
-    #[error("the layout of Mamba2ForCausalLM cannot state {what}\n  help: {help}")]
+    #[error("the layout of {layout} cannot state {what}\n  help: {help}")]
     NotExpressible {
+        /// Whose layout.
+        layout: &'static str,
         /// The option.
         what: &'static str,
         /// What it would have to be.

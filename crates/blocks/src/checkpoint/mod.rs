@@ -1,6 +1,6 @@
 //! Checkpoints: those of Hugging Face's `Mamba2ForCausalLM`, `config.json` beside `model.safetensors` or beside shards that
 //! `model.safetensors.index.json` lists; and those of state-spaces' `mamba_ssm`, Mamba-2 and Mamba-3, whose `pytorch_model.bin`
-//! is read without executing anything in it.
+//! is read without executing anything in it (or whose tensors stand in `model.safetensors`, as [`save`] writes a Mamba-3).
 //!
 //! The crate reads no files: the caller hands in a [`Files`]. [`load`] gives configuration and tensors, [`inspect()`] only says
 //! what there is, [`save`] gives the bytes of a checkpoint, [`load_predecessor`] reads a block of the predecessor.
@@ -36,7 +36,6 @@ pub const CONFIG_FILE: &str = "config.json";
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Name of the list of shards.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-
 /// Name of the tensors in a file of `torch.save`.
 pub const TORCH_FILE: &str = "pytorch_model.bin";
 

@@ -1,6 +1,7 @@
 //! `monopass bench`: measurements as JSON lines with keys that stay.
 
 use super::block::BlockArgs;
+use super::drift;
 use crate::args::{ExecutorArgs, PassArgs, at_least_one};
 use crate::memory::{self, Place};
 use crate::output::{kernels_bar, print_line, spinner};
@@ -31,6 +32,8 @@ enum What {
     /// not measured. Counters are those of a replay. `tflops` and `gbps` divide what the plan says by `gpu_ms`, else by
     /// `ms_median`.
     Block(BenchArgs),
+    /// A long run of decode steps against the same in f64: JSON lines with the largest differences so far
+    Drift(drift::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,7 +70,13 @@ const STEP_LEN: usize = 8;
 const SHORT_ROWS: usize = 256;
 
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let What::Block(args) = &args.what;
+    match &args.what {
+        What::Block(args) => block(args),
+        What::Drift(args) => drift::run(args),
+    }
+}
+
+fn block(args: &BenchArgs) -> Result<Outcome> {
     let config = args.block.config()?;
     let engine = engine::open_profiling(&args.executor)?;
     let lens = if args.len.is_empty() { vec![None] } else { args.len.iter().copied().map(Some).collect() };
