@@ -59,20 +59,22 @@ impl Gpu {
 /// A block with a sequence of some tokens.
 type Drawn = (BlockConfig, usize, u32);
 
-/// Twenty random blocks, the newer kinds alone, of which the first have ranks and one token, or turn all entries.
+/// Twenty random blocks of the newer kinds; the first ones have ranks and one token, and turn all entries.
 fn drawn() -> Vec<Drawn> {
     let draw = |seed: u32| {
         let choose = &mut Choices::new(seed);
         let config = any_block(choose);
         (config, choose.of(&[1, 2, 5, 9]), seed)
     };
-    let is_rare = |(config, len, _): &Drawn| {
-        let ranks = config.as_mamba3().map_or_else(|| config.as_mamba2().map_or(1, |c| c.mimo_rank), |c| if c.is_mimo { c.mimo_rank } else { 1 });
-        ranks > 1 && *len == 1 && config.as_mamba3().is_none_or(|c| c.rope_fraction == 1.0)
+    let has_ranks = |(config, len, _): &Drawn| match config {
+        BlockConfig::Mamba2(config) => config.mimo_rank > 1 && *len == 1,
+        BlockConfig::Mamba3(config) => config.is_mimo && config.mimo_rank > 1 && config.rope_fraction == 1.0 && *len == 1,
     };
-    let rare: Vec<Drawn> = (0..400).map(draw).filter(is_rare).take(4).collect();
-    let others = (500..600).map(draw).filter(|(config, len, _)| config.kind() != "mamba2" && *len > 1).take(16);
-    rare.into_iter().chain(others).collect()
+    let kind = |kind: &'static str| move |(config, ..): &Drawn| config.kind() == kind;
+    let three = (0..1000).map(draw).filter(has_ranks).filter(kind("mamba3")).take(3);
+    let two = (0..1000).map(draw).filter(has_ranks).filter(kind("cmamba")).take(2);
+    let others = (1000..2000).map(draw).filter(|(config, len, _)| config.kind() != "mamba2" && *len > 1).take(15);
+    three.chain(two).chain(others).collect()
 }
 
 /// What is off, if anything is.

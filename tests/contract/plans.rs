@@ -1,8 +1,8 @@
 //! What plans promise before anything runs.
 
 use crate::common::{Outcome, compile, gpu, profile, settle};
-use crate::published;
-use monopass_blocks::{BlockConfig, BlockGraph, BlockSizes, Io, block};
+use crate::{published, small};
+use monopass_blocks::{BlockConfig, BlockGraph, BlockSizes, Head, Io, LmConfig, LmGraph, block, model};
 use monopass_lower::plan::Cmd;
 use monopass_lower::{CompileOptions, Plan, Target};
 
@@ -64,6 +64,22 @@ fn kernels_have_enough_workgroups() -> Outcome {
         }
     }
     settle(&problems)
+}
+
+#[test]
+fn rows_of_padding_cost_no_dispatch() -> Outcome {
+    for (name, block) in small() {
+        let config = LmConfig::new(block, 2, 64);
+        let padded = LmConfig { vocab_padding: 3, ..config.clone() };
+        for target in ["nvidia", "webgpu-default"] {
+            let n_cmds = |config: &LmConfig| -> Outcome<usize> {
+                let graph = model::graph(config, 1, 1, LmGraph::new(Io::Stateful, Head::Next))?;
+                Ok(compile(&graph, &profile(target)?, &CompileOptions::default())?.cmds.len())
+            };
+            assert_eq!(n_cmds(&padded)?, n_cmds(&config)?, "{name} for {target}");
+        }
+    }
+    Ok(())
 }
 
 /// A loop that grows with the length goes over chunks, in the carry, or a kernel goes over more than one chunk.

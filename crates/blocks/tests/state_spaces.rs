@@ -183,6 +183,7 @@ fn a_mamba3_is_saved_with_its_activation() -> Result {
     // Nobody needs to be asked for a_act any more.
     let again = checkpoint::load(&saved)?;
     assert_eq!(again, loaded);
+    assert_eq!(checkpoint::inspect(&saved)?.layout.to_string(), "ssm-safetensors");
     let config: serde_json::Value = serde_json::from_slice(&saved["config.json"])?;
     let said = |field: &str| config["ssm_cfg"][field].clone();
     assert_eq!((said("layer"), said("a_act"), said("mimo_rank")), ("Mamba3".into(), "heavy_tail".into(), 2.into()));

@@ -95,10 +95,11 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
 pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
-    let config = read_config(files, &stored, options)?;
-    check_layers(&config, &stored, source.layout)?;
+    let (config, layout) = read_config(files, &stored, source.layout, options)?;
+    check_layers(&config, &stored, layout)?;
     let wanted = config.parameters()?;
-    let warnings = check_shapes(&config, &wanted, &stored, source.layout)?;
+    let warnings = check_shapes(&config, &wanted, &stored, layout)?;
+    check_memory(&wanted, &source)?;
     let mut params = IndexMap::with_capacity(wanted.len());
     for param in wanted {
         if let Some(tensor) = stored.get(&param.name) {
@@ -109,15 +110,41 @@ pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint
     Ok(Checkpoint { config, params, warnings })
 }
 
-/// Reads `config.json`; whether the head is tied follows from the tensors where it is not stated.
-fn read_config(files: &impl Files, stored: &IndexMap<String, Stored<'_>>, options: &LoadOptions) -> Result<LmConfig, CheckpointError> {
+/// Reads `config.json`; whether the head is tied follows from the tensors where it is not stated. The configuration says whose
+/// layout it is, where files of tensors could be either's.
+fn read_config(
+    files: &impl Files,
+    stored: &IndexMap<String, Stored<'_>>,
+    layout: Layout,
+    options: &LoadOptions,
+) -> Result<(LmConfig, Layout), CheckpointError> {
     let bytes = tensors::read(files, CONFIG_FILE)?.ok_or(CheckpointError::NoConfig)?;
     let text = String::from_utf8_lossy((*bytes).as_ref());
     let value = json::parse(&text).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
     if ssm_config::is_one(&value) {
-        return ssm_config::parse(&text, &value, options);
+        let layout = if layout == Layout::HfSafetensors { Layout::SsmSafetensors } else { layout };
+        return Ok((ssm_config::parse(&text, &value, options)?, layout));
     }
-    hf_config::parse(&text, &value, || names::of_model(Role::Head).is_some_and(|head| stored.contains_key(head)))
+    let config = hf_config::parse(&text, &value, || names::of_model(Role::Head).is_some_and(|head| stored.contains_key(head)))?;
+    Ok((config, layout))
+}
+
+/// Elements of all parameters.
+fn n_elems(params: &[ParamInfo]) -> u64 {
+    let size = |param: &ParamInfo| param.shape.iter().fold(1u64, |n, &size| n.saturating_mul(size as u64));
+    params.iter().map(size).fold(0, u64::saturating_add)
+}
+
+/// Tensors of `torch.save` may share memory, by which a small file could hold a model of any size.
+fn check_memory(wanted: &[ParamInfo], source: &Source<'_>) -> Result<(), CheckpointError> {
+    // Halves become twice as large; the rest is room for files of a few small tensors.
+    const GROWTH: u64 = 4;
+    let (n_bytes, file_bytes) = (n_elems(wanted).saturating_mul(4), source.n_bytes());
+    if source.layout == Layout::SsmBin && n_bytes > file_bytes.saturating_mul(GROWTH) {
+        let problem = format!("its tensors share memory, and would take {n_bytes} bytes where the file has {file_bytes}");
+        return Err(CheckpointError::Torch { file: TORCH_FILE.to_owned(), problem });
+    }
+    Ok(())
 }
 
 /// A number of layers that the tensors cannot make up is refused before anything is listed for each of them.
@@ -138,7 +165,10 @@ fn check_layers(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>, layout
 
 /// What files of a layout call a parameter of ours.
 fn name_in(layout: Layout, name: &str) -> String {
-    if layout == Layout::SsmBin { name.to_owned() } else { names::to_hf(name) }
+    match layout {
+        Layout::SsmBin | Layout::SsmSafetensors => name.to_owned(),
+        Layout::HfSafetensors | Layout::HfSafetensorsSharded => names::to_hf(name),
+    }
 }
 
 /// Every parameter is there in its shape; gives a warning for each tensor that is none of them.

@@ -398,7 +398,11 @@ ccollections\nOrderedDict\nq\x0a)Rq\x0btq\x0cRq\x0ds.";
         let entry = &ONE[5..ONE.len() - 2];
         let twice = [&ONE[..5], entry, b"s", entry, b"s."].concat();
         assert_eq!(tensors(&twice).unwrap_err(), "its pickle has two tensors called w");
-        assert!(tensors(b"\x80\x02ccollections\nOrderedDict\nX\x01\x00\x00\x00w\x85R.").unwrap_err().contains("in a way that torch.save does not"));
+        assert!(
+            tensors(b"\x80\x02ccollections\nOrderedDict\nX\x01\x00\x00\x00w\x85R.")
+                .unwrap_err()
+                .contains("in a way that torch.save does not")
+        );
         assert!(tensors(b"\x80\x02}(K\x01u.").unwrap_err().contains("an item without a value"));
     }
 

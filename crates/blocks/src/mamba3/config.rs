@@ -204,7 +204,11 @@ impl Mamba3Config {
             errors.push(out_of_range("expand", self.expand, "expand is a positive number, usually 2"));
         }
         if self.rope_fraction != 0.5 && self.rope_fraction != 1.0 {
-            errors.push(out_of_range("rope_fraction", self.rope_fraction, "half or all of the entries turn: set rope_fraction to 0.5 or 1"));
+            errors.push(out_of_range(
+                "rope_fraction",
+                self.rope_fraction,
+                "half or all of the entries turn: set rope_fraction to 0.5 or 1",
+            ));
         }
         if !self.is_mimo && self.mimo_rank != 1 && self.mimo_rank != DEFAULT_RANK && self.mimo_rank != 0 {
             let help = "ranks need is_mimo: set is_mimo = true, or mimo_rank = 1";
