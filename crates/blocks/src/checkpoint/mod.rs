@@ -203,3 +203,22 @@ fn is_tied_head(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>, name: 
     let (Some(head), Some(embedding)) = (get(Role::Head), get(Role::Embedding)) else { return false };
     config.tie_embeddings && names::of_model(Role::Head) == Some(name) && std::ptr::eq(head.data, embedding.data)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_no_way_to_a_large_model() {
+        let files: IndexMap<String, Vec<u8>> = [(TORCH_FILE.to_owned(), vec![0; 100])].into();
+        let source = Source::open(&files).unwrap_or_else(|error| panic!("{error}"));
+        let wanted = |n| vec![ParamInfo { name: "w".into(), shape: vec![10, n], role: Role::Norm, decay_exempt: true }; 2];
+        assert!(check_memory(&wanted(5), &source).is_ok());
+        let error = check_memory(&wanted(6), &source).unwrap_err().to_string();
+        assert!(
+            error.starts_with("pytorch_model.bin: its tensors share memory, and would take 480 bytes where the file has 100"),
+            "{error}"
+        );
+        assert!(check_memory(&wanted(usize::MAX), &source).is_err());
+    }
+}
