@@ -19,12 +19,13 @@ fn kernel_label<'p>(plan: &'p Plan, cmd: &Cmd) -> &'p str {
     &plan.kernels[cmd.kernel.0 as usize].label
 }
 
+/// Packed sequences take one more, which numbers them.
 #[test]
 fn blocks_take_few_dispatches() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published() {
         for (target, more) in [("nvidia", 0), ("webgpu-default", 2)] {
-            for (mode, len, most) in [("forward", 2048, 8), ("packed", 2048, 8), ("step", 1, 3)] {
+            for (mode, len, most) in [("forward", 2048, 8), ("packed", 2048, 9), ("step", 1, 3)] {
                 let target = profile(target)?;
                 let plan = if mode == "packed" { packed_plan(&config, len, &target)? } else { plan(&config, len, &target)? };
                 if plan.cmds.len() > most + more {
@@ -54,6 +55,8 @@ fn kernels_have_enough_workgroups() -> Outcome {
             for (i, cmd) in plan.cmds.iter().enumerate() {
                 let label = kernel_label(&plan, cmd);
                 let n_workgroups: u64 = cmd.workgroups.iter().map(|&n| u64::from(n)).product();
+                // A sum along the sequence has one workgroup for each row, of which there are as many as heads.
+                let least = if label.starts_with("cumsum") { n_heads } else { least };
                 let invocations: u32 = plan.kernels[cmd.kernel.0 as usize].workgroup_size.iter().product();
                 if !label.starts_with("scan_carry") && (n_workgroups < least as u64 || invocations < 64) {
                     problems.push(format!(
@@ -82,7 +85,8 @@ fn rows_of_padding_cost_no_dispatch() -> Outcome {
     Ok(())
 }
 
-/// A loop that grows with the length goes over chunks, in the carry, or a kernel goes over more than one chunk.
+/// A loop that grows with the length goes over chunks, in the carry and in sums along the sequence; no other kernel goes over
+/// more than one chunk.
 #[test]
 fn no_kernel_loops_over_more_than_a_chunk() -> Outcome {
     for (name, config) in published() {
@@ -94,7 +98,7 @@ fn no_kernel_loops_over_more_than_a_chunk() -> Outcome {
             assert_eq!(one.cmds.iter().filter(|cmd| is_carry(cmd)).count(), 1, "{name} for {}", target.name);
             for (cmd, longer) in one.cmds.iter().zip(&two.cmds) {
                 let label = kernel_label(&one, cmd);
-                if is_carry(cmd) {
+                if is_carry(cmd) || label.starts_with("cumsum") {
                     assert!(cmd.loop_trips <= 2048 / 16, "{name} for {}: {label} makes {} trips", target.name, cmd.loop_trips);
                 } else {
                     assert_eq!(cmd.loop_trips, longer.loop_trips, "{name} for {}: {label}", target.name);

@@ -336,7 +336,11 @@ fn bad_checkpoints_of_state_spaces_are_one_clear_error() -> Outcome {
     check(&recorded, &["--a-act", "heavy_tail"], "ssm_cfg.a_act is \"softplus\", but heavy_tail is asked for")?;
     let act = ["--a-act", "softplus"];
     check(&config("ssm_attn", "\"attn_layer_idx\": []", "\"attn_layer_idx\": [1]")?, &act, "attn_layer_idx is [1]")?;
-    check(&config("ssm_shape", "\"d_state\": 8", "\"d_state\": 12")?, &act, "mixer.in_proj.weight is [110, 16], config.json gives [127, 16]")?;
+    check(
+        &config("ssm_shape", "\"d_state\": 8", "\"d_state\": 12")?,
+        &act,
+        "mixer.in_proj.weight is [110, 16], config.json gives [127, 16]",
+    )?;
     let weights = |name: &str, from: &[u8], to: &[u8]| altered("ckpt_ssm_mamba3", name, "pytorch_model.bin", from, to);
     let evil = weights("ssm_evil", b"_rebuild_tensor_v2", b"_rebuild_tensor_v3")?;
     check(&evil, &act, "its pickle calls torch._utils._rebuild_tensor_v3, which is never executed")?;

@@ -32,7 +32,12 @@ enum What {
     /// not measured. Counters are those of a replay. `tflops` and `gbps` divide what the plan says by `gpu_ms`, else by
     /// `ms_median`.
     Block(BenchArgs),
-    /// A long run of decode steps against the same in f64: JSON lines with the largest differences so far
+    /// A long run of decode steps against the same in f64: a JSON line at each power of ten
+    ///
+    /// The reference is the interpreter in f64, whose states and outputs are not rounded between steps; both have the same
+    /// parameters and inputs, as f32, and complex states get slow decay rates. `drift` has the largest difference so far:
+    /// of outputs over all tokens, of states over a thousand of them, of angles modulo a turn. `peak` has the largest
+    /// magnitudes of the reference.
     Drift(drift::Args),
 }
 

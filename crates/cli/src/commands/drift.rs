@@ -13,9 +13,6 @@ use monopass::{TensorData, Tensors};
 use serde_json::{Map, Value, json};
 use std::f64::consts::TAU;
 
-/// The reference is the interpreter in f64, whose states and outputs are not rounded between steps; both have the same
-/// parameters and inputs, as f32; complex states get slow decay rates. `drift` has the largest difference so far of each output element, over all tokens, and of
-/// each state's, over a thousand of them; angles differ modulo a turn. `peak` has the largest magnitudes of the reference.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Name of the block
@@ -25,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "K=V,...", default_value = "d_model=32,d_state=16,headdim=8")]
     config: String,
     /// Steps
-    #[arg(long, default_value = "100000", value_parser = at_least_one())]
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = at_least_one())]
     tokens: usize,
     /// Seed of parameters and inputs
     #[arg(long, default_value_t = 0)]
