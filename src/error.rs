@@ -71,7 +71,7 @@ pub enum Error {
         token: u32,
         /// Its place in the prompt.
         position: usize,
-        /// Tokens that the model has.
+        /// Tokens that the model has, without padding.
         vocab_size: usize,
     },
     /// A model's graph did not give what it should. Our fault.

@@ -174,7 +174,7 @@ impl Generator {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        let vocab_size = self.config.vocab_size;
+        let vocab_size = self.config.n_tokens();
         let is_unknown = |&(_, token): &(usize, &u32)| usize::try_from(*token).is_ok_and(|token| token >= vocab_size);
         match prompt.iter().enumerate().find(is_unknown) {
             Some((position, &token)) => Err(Error::UnknownToken { token, position, vocab_size }),
@@ -265,6 +265,30 @@ mod tests {
         // What was generated continues as it did.
         let longer = [&prompt[..], &whole.tokens[..4]].concat();
         assert_eq!(generated(&longer, 5, 512).unwrap().tokens, whole.tokens[4..]);
+    }
+
+    #[test]
+    fn rows_of_padding_are_no_tokens() {
+        // Row 11 + i of the head is twice row i, so that a positive largest logit is always one of padding.
+        let mut params = params();
+        for name in ["backbone.embedding.weight", "lm_head.weight"] {
+            let rows = params[name].to_f32_vec();
+            let more: Vec<f32> = rows[..5 * 8].iter().map(|x| x * 2.0).collect();
+            params.insert(name.to_owned(), TensorData::f32([16, 8], [rows, more].concat()).unwrap());
+        }
+        let tokens = |vocab_padding| {
+            let config = LmConfig { vocab_size: 16, vocab_padding, ..config() };
+            block_on(async {
+                let mut generator = Generator::new(&Engine::cpu(), config, params.clone()).await?;
+                let unknown = generator.generate(&[11], 1, async |_| ControlFlow::Continue(())).await;
+                assert_eq!(matches!(unknown, Err(Error::UnknownToken { vocab_size: 11, .. })), vocab_padding == 5);
+                let generated = generator.generate(&[1, 7, 3], 12, async |_| ControlFlow::Continue(())).await;
+                Ok::<_, Error>(generated?.tokens)
+            })
+            .unwrap()
+        };
+        assert!(tokens(0).iter().any(|&token| token >= 11), "{:?}", tokens(0));
+        assert!(tokens(5).iter().all(|&token| token < 11), "{:?}", tokens(5));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Guards that the texts of the compiler stay as they are: for each case the graph after each pass, plan and kernels; for the
-//! Mamba-2 block its plans at several profiles.
+//! Guards that the texts of the compiler stay as they are: for each case the graph after each pass, plan and kernels; for blocks
+//! of every kind their graph, their plans at several profiles, and their kernels.
 //!
 //! A snapshot says unchanged and not right: `differential` runs each case against the interpreter. After a wanted change
 //! `INSTA_UPDATE=always cargo test --test snapshots` writes them anew; the difference is then to be read.
@@ -8,7 +8,7 @@ mod common;
 
 use common::{Outcome, cases, profile};
 use monopass::snapshot;
-use monopass_blocks::{Io, Mamba2Config, mamba2};
+use monopass_blocks::{BlockConfig, Io, Mamba2Config, Mamba3Config, block};
 use monopass_ir::Graph;
 use monopass_lower::dump::Dumps;
 use monopass_lower::{CompileOptions, Compiler};
@@ -40,15 +40,31 @@ fn of_cases() -> Outcome {
     Ok(())
 }
 
+/// Small blocks with odd sizes, and what their snapshots are called.
+fn blocks() -> Vec<(&'static str, BlockConfig)> {
+    let mamba2 = Mamba2Config { headdim: 8, d_state: 12, ngroups: 2, ..Mamba2Config::new(24) };
+    let cmamba = Mamba2Config { headdim: 4, d_state: 3, ngroups: 2, ..Mamba2Config::cmamba(12) };
+    let mamba3 = Mamba3Config { headdim: 4, d_state: 6, ngroups: 2, ..Mamba3Config::new(12) };
+    vec![
+        ("mamba2", mamba2.into()),
+        ("cmamba_mimo", Mamba2Config { mimo_rank: 2, ..cmamba.clone() }.into()),
+        ("cmamba", cmamba.into()),
+        ("mamba3_mimo", Mamba3Config { is_mimo: true, mimo_rank: 3, is_outproj_norm: true, ..mamba3.clone() }.into()),
+        ("mamba3", mamba3.into()),
+    ]
+}
+
 #[test]
-fn of_the_block() -> Outcome {
-    let config = Mamba2Config { headdim: 8, d_state: 12, ngroups: 2, ..Mamba2Config::new(24) };
-    for (mode, len) in [("forward", 70), ("step", 1)] {
-        let graph = mamba2::graph(&config, 3, len, Io::Stateful)?;
-        for target in ["nvidia", "webgpu-default", "lavapipe"] {
-            check(&format!("mamba2_{mode}_{target}"), None, &snapshot::plan(&graph, target)?);
+fn of_blocks() -> Outcome {
+    for (name, config) in blocks() {
+        for (mode, len) in [("forward", 70), ("step", 1)] {
+            let graph = block::graph(&config, 3, len, Io::Stateful)?;
+            check(&format!("{name}_{mode}_ir"), None, &snapshot::ir(&graph));
+            for target in ["nvidia", "webgpu-default", "lavapipe"] {
+                check(&format!("{name}_{mode}_{target}"), None, &snapshot::plan(&graph, target)?);
+            }
+            check(&format!("{name}_{mode}_kernels"), None, &snapshot::wgsl(&graph, "webgpu-default")?);
         }
-        check(&format!("mamba2_{mode}_kernels"), None, &snapshot::wgsl(&graph, "webgpu-default")?);
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use monopass_lower::dump::NoDump;
 use monopass_lower::{CompileOptions, Compiler, Plan, Target};
 use monopass_runtime::{Counters, Device, DeviceOptions, Executable, RuntimeError, Session, Weights, blocking};
 use std::error::Error;
+use std::f64::consts::TAU;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -133,7 +134,7 @@ impl Program {
 
 /// What is wrong with `given` where `wanted` is right: the first tensor that is missing, of another type, or too far off.
 ///
-/// The tolerance is that of [`sample::tolerance`], relative to magnitudes over 1.
+/// The tolerance is that of [`sample::tolerance`], relative to magnitudes over 1. States that are angles differ modulo a turn.
 pub(crate) fn difference(given: &Tensors, wanted: &Tensors) -> Option<String> {
     difference_within(given, wanted, 1.0)
 }
@@ -142,11 +143,11 @@ pub(crate) fn difference(given: &Tensors, wanted: &Tensors) -> Option<String> {
 pub(crate) fn difference_within(given: &Tensors, wanted: &Tensors, scale: f64) -> Option<String> {
     wanted.iter().find_map(|(name, wanted)| {
         let Some(given) = given.get(name) else { return Some(format!("{name} is missing")) };
-        different(given, wanted, scale).map(|what| format!("{name}: {what}"))
+        different(name, given, wanted, scale).map(|what| format!("{name}: {what}"))
     })
 }
 
-fn different(given: &TensorData, wanted: &TensorData, scale: f64) -> Option<String> {
+fn different(name: &str, given: &TensorData, wanted: &TensorData, scale: f64) -> Option<String> {
     let ty = wanted.ty();
     if given.ty() != ty {
         return Some(format!("is {} and should be {ty}", given.ty()));
@@ -157,6 +158,7 @@ fn different(given: &TensorData, wanted: &TensorData, scale: f64) -> Option<Stri
         let (given, wanted) = (f64::from(*given), f64::from(*wanted));
         // Not a number is as far off as can be.
         let distance = (given - wanted).abs();
+        let distance = if name.ends_with("angle_state") { distance.min((TAU - distance).abs()) } else { distance };
         given != wanted && (distance.is_nan() || distance > tolerance * wanted.abs().max(1.0))
     };
     let off: Vec<usize> = given.iter().zip(&wanted).enumerate().filter(|(_, pair)| is_off(*pair)).map(|(i, _)| i).collect();

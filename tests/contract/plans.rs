@@ -1,29 +1,37 @@
 //! What plans promise before anything runs.
 
 use crate::common::{Outcome, compile, gpu, profile, settle};
-use crate::published;
-use monopass_blocks::{Io, Mamba2Config, mamba2};
+use crate::{published, small};
+use monopass_blocks::{BlockConfig, BlockGraph, BlockSizes, Head, Io, LmConfig, LmGraph, block, model};
 use monopass_lower::plan::Cmd;
 use monopass_lower::{CompileOptions, Plan, Target};
 
-fn plan(config: &Mamba2Config, len: usize, target: &Target) -> Outcome<Plan> {
-    compile(&mamba2::graph(config, 1, len, Io::Stateful)?, target, &CompileOptions::default())
+fn plan(config: &BlockConfig, len: usize, target: &Target) -> Outcome<Plan> {
+    compile(&block::graph(config, 1, len, Io::Stateful)?, target, &CompileOptions::default())
+}
+
+fn packed_plan(config: &BlockConfig, len: usize, target: &Target) -> Outcome<Plan> {
+    let options = BlockGraph { seq_idx: true, ..Io::Fresh.into() };
+    compile(&block::graph_with(config, 1, len, options)?, target, &CompileOptions::default())
 }
 
 fn kernel_label<'p>(plan: &'p Plan, cmd: &Cmd) -> &'p str {
     &plan.kernels[cmd.kernel.0 as usize].label
 }
 
+/// Packed sequences take one more, which numbers them.
 #[test]
 fn blocks_take_few_dispatches() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published() {
         for (target, more) in [("nvidia", 0), ("webgpu-default", 2)] {
-            for (mode, len, most) in [("forward", 2048, 8), ("step", 1, 3)] {
-                let plan = plan(&config, len, &profile(target)?)?;
+            for (mode, len, most) in [("forward", 2048, 8), ("packed", 2048, 9), ("step", 1, 3)] {
+                let target = profile(target)?;
+                let plan = if mode == "packed" { packed_plan(&config, len, &target)? } else { plan(&config, len, &target)? };
                 if plan.cmds.len() > most + more {
                     problems.push(format!(
-                        "{name} {mode} for {target}: {} dispatches, at most {} wanted\n{plan}",
+                        "{name} {mode} for {}: {} dispatches, at most {} wanted\n{plan}",
+                        target.name,
                         plan.cmds.len(),
                         most + more
                     ));
@@ -38,12 +46,17 @@ fn blocks_take_few_dispatches() -> Outcome {
 fn kernels_have_enough_workgroups() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published() {
-        let n_heads = config.sizes()?.nheads;
+        let n_heads = match config.sizes()? {
+            BlockSizes::Mamba2(_, sizes) => sizes.nheads,
+            BlockSizes::Mamba3(_, sizes) => sizes.nheads,
+        };
         for (mode, len, least) in [("forward", 2048, 96), ("step", 1, n_heads)] {
             let plan = plan(&config, len, &profile("nvidia")?)?;
             for (i, cmd) in plan.cmds.iter().enumerate() {
                 let label = kernel_label(&plan, cmd);
                 let n_workgroups: u64 = cmd.workgroups.iter().map(|&n| u64::from(n)).product();
+                // A sum along the sequence has one workgroup for each row, of which there are as many as heads.
+                let least = if label.starts_with("cumsum") { n_heads } else { least };
                 let invocations: u32 = plan.kernels[cmd.kernel.0 as usize].workgroup_size.iter().product();
                 if !label.starts_with("scan_carry") && (n_workgroups < least as u64 || invocations < 64) {
                     problems.push(format!(
@@ -56,7 +69,24 @@ fn kernels_have_enough_workgroups() -> Outcome {
     settle(&problems)
 }
 
-/// A loop that grows with the length goes over chunks, in the carry, or a kernel goes over more than one chunk.
+#[test]
+fn rows_of_padding_cost_no_dispatch() -> Outcome {
+    for (name, block) in small() {
+        let config = LmConfig::new(block, 2, 64);
+        let padded = LmConfig { vocab_padding: 3, ..config.clone() };
+        for target in ["nvidia", "webgpu-default"] {
+            let n_cmds = |config: &LmConfig| -> Outcome<usize> {
+                let graph = model::graph(config, 1, 1, LmGraph::new(Io::Stateful, Head::Next))?;
+                Ok(compile(&graph, &profile(target)?, &CompileOptions::default())?.cmds.len())
+            };
+            assert_eq!(n_cmds(&padded)?, n_cmds(&config)?, "{name} for {target}");
+        }
+    }
+    Ok(())
+}
+
+/// A loop that grows with the length goes over chunks, in the carry and in sums along the sequence; no other kernel goes over
+/// more than one chunk.
 #[test]
 fn no_kernel_loops_over_more_than_a_chunk() -> Outcome {
     for (name, config) in published() {
@@ -68,7 +98,7 @@ fn no_kernel_loops_over_more_than_a_chunk() -> Outcome {
             assert_eq!(one.cmds.iter().filter(|cmd| is_carry(cmd)).count(), 1, "{name} for {}", target.name);
             for (cmd, longer) in one.cmds.iter().zip(&two.cmds) {
                 let label = kernel_label(&one, cmd);
-                if is_carry(cmd) {
+                if is_carry(cmd) || label.starts_with("cumsum") {
                     assert!(cmd.loop_trips <= 2048 / 16, "{name} for {}: {label} makes {} trips", target.name, cmd.loop_trips);
                 } else {
                     assert_eq!(cmd.loop_trips, longer.loop_trips, "{name} for {}: {label}", target.name);

@@ -3,7 +3,7 @@
 
 use crate::common::{Outcome, Program, compile, difference_within, gpu};
 use crate::small;
-use monopass_blocks::{Head, Io, LmConfig, LmGraph, Mamba2Config, init, mamba2, model};
+use monopass_blocks::{BlockConfig, BlockGraph, Head, Io, LmConfig, LmGraph, block, init, model};
 use monopass_ir::eval::{Interpreter, Tensors};
 use monopass_ir::{DType, Elements, Graph, TensorData, TensorType, sample};
 use monopass_lower::CompileOptions;
@@ -46,8 +46,10 @@ fn a_run_is_one_submit_and_a_replay_creates_nothing() -> Outcome {
             ("chunk", 9, Io::Stateful),
             ("step", 1, Io::Stateful),
         ] {
-            check_counters(&format!("{name} {mode}"), device, &mamba2::graph(&config, BATCH, len, io)?, &params)?;
+            check_counters(&format!("{name} {mode}"), device, &block::graph(&config, BATCH, len, io)?, &params)?;
         }
+        let packed = BlockGraph { seq_idx: true, mask: true, ..Io::Fresh.into() };
+        check_counters(&format!("{name} packed"), device, &block::graph_with(&config, BATCH, 20, packed)?, &params)?;
         let config = LmConfig::new(config, 2, 61);
         let params = init::lm(&config, 5)?;
         for (mode, len, io, head) in
@@ -83,17 +85,17 @@ fn tokens(u: &TensorData, start: usize, end: usize) -> Outcome<TensorData> {
 }
 
 /// Outputs and last states of the block where the sequence is cut into pieces of these lengths.
-fn in_pieces(device: &Device, config: &Mamba2Config, u: &TensorData, lens: &[usize]) -> Outcome<Tensors> {
+fn in_pieces(device: &Device, config: &BlockConfig, u: &TensorData, lens: &[usize]) -> Outcome<Tensors> {
     let weights = upload(device, &init::block(config, 5)?)?;
     let mut session = Session::new(device);
     let mut rows = vec![Vec::new(); BATCH];
     let mut last = Tensors::new();
     let mut start = 0;
     for &len in lens {
-        let program = program(device, &mamba2::graph(config, BATCH, len, Io::Stateful)?, &weights)?;
+        let program = program(device, &block::graph(config, BATCH, len, Io::Stateful)?, &weights)?;
         let inputs = [("u".to_owned(), tokens(u, start, start + len)?)].into();
         let (outputs, states, _) = program.run(&mut session, &inputs, &Tensors::new())?;
-        let (out, width) = (outputs["out"].to_f32_vec(), len * config.d_model);
+        let (out, width) = (outputs["out"].to_f32_vec(), len * config.d_model());
         rows.iter_mut().enumerate().for_each(|(b, row)| row.extend_from_slice(&out[b * width..(b + 1) * width]));
         (last, start) = (states, start + len);
     }
@@ -105,7 +107,7 @@ fn in_pieces(device: &Device, config: &Mamba2Config, u: &TensorData, lens: &[usi
 fn any_cut_of_a_sequence_gives_the_same() -> Outcome {
     let Some(device) = gpu()? else { return Ok(()) };
     for (name, config) in small() {
-        let u = sequence(73, config.d_model);
+        let u = sequence(73, config.d_model());
         let whole = in_pieces(device, &config, &u, &[73])?;
         for lens in [&[20, 53][..], &[8, 64, 1], &[0, 70, 3], &[9, 1, 1, 2, 60]] {
             let pieces = in_pieces(device, &config, &u, lens)?;

@@ -326,6 +326,9 @@ pub struct LmConfig {
     pub n_layer: usize,
     /// Rows of the embedding, padding included.
     pub vocab_size: usize,
+    /// Rows at the end of the embedding and the head that no token has. They are never the next token, and their logits have
+    /// no meaning.
+    pub vocab_padding: usize,
     /// Added to the mean square in the final norm.
     pub norm_eps: f64,
     /// Whether the head is the embedding.
@@ -338,7 +341,13 @@ impl LmConfig {
     pub fn new(block: impl Into<BlockConfig>, n_layer: usize, vocab_size: usize) -> Self {
         let block = block.into();
         let norm_eps = block.eps();
-        Self { block, n_layer, vocab_size, norm_eps, tie_embeddings: true }
+        Self { block, n_layer, vocab_size, vocab_padding: 0, norm_eps, tie_embeddings: true }
+    }
+
+    /// Tokens that there are: the rows of the vocabulary without its padding.
+    #[must_use]
+    pub const fn n_tokens(&self) -> usize {
+        self.vocab_size.saturating_sub(self.vocab_padding)
     }
 
     /// The block's sizes, if all options fit together.
@@ -352,6 +361,10 @@ impl LmConfig {
                 errors.push(ConfigError::Zero { key });
             }
             check_countable(key, value, &mut errors);
+        }
+        if self.vocab_size > 0 && self.n_tokens() == 0 {
+            let help = "rows of padding are fewer than vocab_size, so that at least one token is left";
+            errors.push(ConfigError::OutOfRange { key: "vocab_padding", value: self.vocab_padding.to_string(), help });
         }
         if errors.is_empty() && !is_countable(self.vocab_size.saturating_mul(self.block.d_model())) {
             let (key, value) =
@@ -463,6 +476,8 @@ mod tests {
         assert!(Mamba2Config { d_conv: 64, ..small() }.sizes().is_ok());
         let errors = LmConfig::new(small(), 1, 1 << 31).sizes().unwrap_err().to_string();
         assert!(errors.starts_with("config: vocab_size = 2147483648 is too large: the embedding would"), "{errors}");
+        let errors = LmConfig { vocab_padding: 9, ..LmConfig::new(small(), 1, 9) }.sizes().unwrap_err().to_string();
+        assert!(errors.starts_with("config: vocab_padding is 9\n  help: rows of padding are fewer"), "{errors}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub enum Head {
     Logits,
     /// `logits [B, V]` of the last token.
     LastLogits,
-    /// `next [B]` u32: the likeliest token after the last one, the lowest of equals.
+    /// `next [B]` u32: the likeliest token after the last one, the lowest of equals; never a row of padding.
     Next,
     /// `logits [B, L, V]`, and `loss [1]`: the mean cross-entropy with the input `target [B, L]` i32, where it is not `ignore`.
     Loss {
@@ -85,7 +85,7 @@ fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len
     match options.head {
         Head::Logits => g.output("logits", lm.logits(hidden)),
         Head::LastLogits => g.output("logits", lm.last_logits(hidden)),
-        Head::Next => g.output("next", lm.last_logits(hidden).argmax(1usize)),
+        Head::Next => g.output("next", lm.next(hidden)),
         Head::Loss { ignore } => {
             let target = g.input_dynamic("target", DType::I32, [batch, len], &[0, 1]);
             let logits = lm.logits(hidden);
@@ -169,5 +169,16 @@ impl<'g> Lm<'g> {
         // Also where it is the only one, so that its graph is that of longer sequences.
         let last = hidden.slice_axis(1, len - 1, len);
         self.logits(last.reshape([batch, self.config.block.d_model()]))
+    }
+
+    /// The likeliest token after the last one, the lowest of equals; rows of padding are no tokens.
+    ///
+    /// Shapes: `hidden [B, L, d_model]` → `[B]` u32.
+    #[track_caller]
+    #[must_use]
+    pub fn next(&self, hidden: Tensor<'g>) -> Tensor<'g> {
+        let logits = self.last_logits(hidden);
+        let logits = if self.config.vocab_padding == 0 { logits } else { logits.slice_axis(1, 0, self.config.n_tokens()) };
+        logits.argmax(1usize)
     }
 }

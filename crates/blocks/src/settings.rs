@@ -205,6 +205,7 @@ impl LmConfig {
             block: BlockConfig::from_json(block, get("block_cfg")?)?,
             n_layer: json::count(get("n_layer")?).ok_or_else(|| bad("n_layer", COUNT))?,
             vocab_size: json::count(get("vocab")?).ok_or_else(|| bad("vocab", COUNT))?,
+            vocab_padding: 0,
             norm_eps: json::number(get("norm_eps")?).ok_or_else(|| bad("norm_eps", NUMBER))?,
             tie_embeddings: get("tie")?.as_bool().ok_or_else(|| bad("tie", FLAG))?,
         };

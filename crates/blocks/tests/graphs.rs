@@ -68,7 +68,7 @@ fn all_new_options() -> Vec<BlockConfig> {
         let on = |bit: u32| bits >> bit & 1 == 1;
         let mamba3 = Mamba3Config {
             is_mimo: on(0),
-            mimo_rank: if on(1) { 1 } else { 3 },
+            mimo_rank: if on(1) || !on(0) { 1 } else { 3 },
             is_outproj_norm: on(2),
             rope_fraction: if on(3) { 0.5 } else { 1.0 },
             d_state: if on(4) { 5 } else { 6 },

@@ -8,7 +8,7 @@ use monopass_blocks::checkpoint::{self, CheckpointError, Layout, LoadOptions, lo
 use monopass_blocks::{AAct, Mamba2Config, init};
 use monopass_ir::TensorData;
 use safetensors::tensor::TensorView;
-use support::{Dir, Result};
+use support::{Choices, Dir, Result};
 
 type FileMap = IndexMap<String, Vec<u8>>;
 
@@ -114,6 +114,92 @@ fn damaged_files_are_refused() -> Result {
             let _ = with(damaged);
         }
     }
+    Ok(())
+}
+
+/// `bytes` with some of them changed, cut off or put in twice.
+fn damaged(choose: &mut Choices, mut bytes: Vec<u8>) -> Vec<u8> {
+    // The directory at the end and the pickle near the start are where most bytes mean something.
+    let place = |choose: &mut Choices, len: usize| match choose.below(4) {
+        0 => choose.below(len),
+        1 => len.saturating_sub(1 + choose.below(22)),
+        2 => len.saturating_sub(1 + choose.below(len.min(3000))),
+        _ => choose.below(len.min(4000)),
+    };
+    for _ in 0..=choose.below(4) {
+        let at = place(choose, bytes.len());
+        let known = [0, 1, 0x7F, 0x80, 0xFF, b'R', b'h', b'(', b't', b'u', b'.', b'}', b'P'];
+        match choose.below(8) {
+            0 => bytes.truncate(at),
+            1 => drop(bytes.drain(at..(at + 1 + choose.below(9)).min(bytes.len()))),
+            2 => bytes.extend_from_within(at..),
+            3 | 4 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = choose.of(&known)),
+            5 => bytes.iter_mut().skip(at).take(4).for_each(|byte| *byte = 0xFF),
+            _ => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << choose.below(8)),
+        }
+    }
+    bytes
+}
+
+/// Whatever is damaged, reading gives a model of the size that the configuration says, or an error of some lines.
+#[test]
+fn random_damage_never_breaks_the_reader() -> Result {
+    let (mut n_read, mut n_refused) = (0, 0);
+    for (id, seed) in [("ckpt_ssm_mamba2", 1), ("ckpt_ssm_mamba3", 2)] {
+        let (whole, options) = (files(id)?, if id == "ckpt_ssm_mamba3" { HEAVY_TAIL } else { LoadOptions::default() });
+        let choose = &mut Choices::new(seed);
+        for n in 0..1500 {
+            let mut files = whole.clone();
+            let name = if n % 8 == 0 { "config.json" } else { "pytorch_model.bin" };
+            files.insert(name.to_owned(), damaged(choose, whole[name].clone()));
+            match checkpoint::load_with(&files, &options) {
+                Ok(model) => {
+                    n_read += 1;
+                    let n_elems: usize = model.params.values().map(|tensor| tensor.shape().iter().product::<usize>()).sum();
+                    assert!(n_elems < 100_000, "{id} {n}: {n_elems} elements");
+                    assert!(checkpoint::inspect_with(&files, &options).is_ok(), "{id} {n}");
+                }
+                Err(error) => {
+                    n_refused += 1;
+                    assert!(error.to_string().len() < 1000, "{id} {n}: {error}");
+                    let _ = checkpoint::inspect_with(&files, &options);
+                }
+            }
+        }
+    }
+    // Both happen: a byte of a weight is as good as any other.
+    assert!(n_read > 300 && n_refused > 300, "{n_read} read, {n_refused} refused");
+    Ok(())
+}
+
+/// A Mamba-3 that was loaded is saved under the names it came with, says its activation, and is loaded again as it was.
+#[test]
+fn a_mamba3_is_saved_with_its_activation() -> Result {
+    let mut loaded = checkpoint::load_with(&files("ckpt_ssm_mamba3")?, &HEAVY_TAIL)?;
+    assert_eq!((loaded.config.vocab_size, loaded.config.vocab_padding, loaded.config.n_tokens()), (32, 11, 21));
+    let saved = checkpoint::save(&loaded.config, &loaded.params)?;
+    assert_eq!(saved.keys().collect::<Vec<_>>(), ["config.json", "model.safetensors"]);
+    assert_eq!(checkpoint::save(&loaded.config, &loaded.params)?, saved);
+    // Nobody needs to be asked for a_act any more.
+    let again = checkpoint::load(&saved)?;
+    assert_eq!(again, loaded);
+    assert_eq!(checkpoint::inspect(&saved)?.layout.to_string(), "ssm-safetensors");
+    let config: serde_json::Value = serde_json::from_slice(&saved["config.json"])?;
+    let said = |field: &str| config["ssm_cfg"][field].clone();
+    assert_eq!((said("layer"), said("a_act"), said("mimo_rank")), ("Mamba3".into(), "heavy_tail".into(), 2.into()));
+    assert_eq!((&config["vocab_size"], &config["pad_vocab_size_multiple"]), (&21.into(), &16.into()));
+    let text = String::from_utf8_lossy(&saved["model.safetensors"]).into_owned();
+    assert!(text.contains("backbone.embedding.weight") && !text.contains("backbone.embeddings"));
+    // Any padding can be stated, another eps cannot.
+    loaded.config.vocab_padding = 3;
+    assert_eq!(checkpoint::load(&checkpoint::save(&loaded.config, &loaded.params)?)?.config.n_tokens(), 29);
+    loaded.config.norm_eps = 1e-6;
+    let error = checkpoint::save(&loaded.config, &loaded.params).err().ok_or("saved")?.to_string();
+    assert_eq!(error, "the layout of mamba_ssm cannot state another eps than 1e-5\n  help: set all of them to 1e-5");
+    // Hugging Face's layout has no word for padding.
+    let two = checkpoint::load(&files("ckpt_ssm_mamba2")?)?;
+    let error = checkpoint::save(&two.config, &two.params).err().ok_or("saved")?.to_string();
+    assert!(error.starts_with("the layout of Mamba2ForCausalLM cannot state rows of padding"), "{error}");
     Ok(())
 }
 

@@ -144,6 +144,66 @@ fn a_block_shows_every_stage() -> Outcome {
     Ok(())
 }
 
+/// The blocks with complex states and ranks, small.
+const NEW_BLOCKS: [(&str, &str); 4] = [
+    ("cmamba", "d_model=16,headdim=4,d_state=3"),
+    ("cmamba", "d_model=16,headdim=4,d_state=3,mimo_rank=2,gate=true"),
+    ("mamba3", "d_model=16,headdim=4,d_state=6,a_act=softplus,rope_fraction=1"),
+    ("mamba3", "d_model=16,headdim=4,d_state=6,is_mimo=true,mimo_rank=2,is_outproj_norm=true"),
+];
+
+#[test]
+fn every_block_shows_every_stage() -> Outcome {
+    for (name, config) in NEW_BLOCKS {
+        for mode in ["forward", "step"] {
+            let block = |emit: &str| good(["block", name, "--config", config, "--mode", mode, "--emit", emit]);
+            assert!(block("ir")?.starts_with(&format!("ir 1\ngraph @{name} {{")), "{name}");
+            assert!(block("plan")?.starts_with(&format!("plan 1 @{name} target webgpu-default")), "{name}");
+            assert!(block("wgsl")?.contains("fn main("), "{name}");
+            let json: Value = serde_json::from_str(&block("json")?)?;
+            assert_eq!(json["name"], name);
+        }
+    }
+    let help = good(["block", "--help"])?;
+    assert!(help.contains("cmamba") && help.contains("mamba3"), "{help}");
+    Ok(())
+}
+
+#[test]
+fn every_block_is_measured() -> Outcome {
+    for (name, config) in NEW_BLOCKS {
+        for mode in ["forward", "step"] {
+            let line = good(["bench", "block", name, "--config", config, "--mode", mode, "--executor", "cpu", "--runs", "1"])?;
+            let line: Value = serde_json::from_str(&line)?;
+            assert_eq!((&line["block"], &line["mode"], &line["executor"]), (&name.into(), &mode.into(), &"cpu".into()));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn drift_is_a_line_at_each_power_of_ten() -> Outcome {
+    for (name, config) in NEW_BLOCKS {
+        let lines = good(["bench", "drift", name, "--config", config, "--tokens", "120", "--executor", "cpu"])?;
+        let lines = lines.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        assert_eq!(lines.iter().filter_map(|line| line["tokens"].as_u64()).collect::<Vec<_>>(), [10, 100, 120]);
+        let last = lines.last().and_then(Value::as_object).ok_or("no line")?;
+        let keys: Vec<&str> = last.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["block", "config", "executor", "adapter", "seed", "tokens", "drift", "peak"]);
+        let states: &[&str] =
+            if name == "cmamba" { &["out", "conv_state", "ssm_state"] } else { &["out", "angle_state", "ssm_state", "k_state", "v_state"] };
+        for name in states {
+            let drift = last["drift"][name].as_f64().ok_or("no drift")?;
+            let peak = last["peak"][name].as_f64().ok_or("no peak")?;
+            assert!(drift < 1e-4 && peak > 1e-3, "{name} drifts by {drift} of {peak}");
+        }
+        assert!(last["drift"]["out"].as_f64() > Some(0.0), "{last:?}");
+    }
+    check_bad(&run(["bench", "drift", "mamba3", "--config", "rope_fraction=0.3"])?, 1, "rope_fraction is 0.3");
+    assert_eq!(run(["bench", "drift", "mamba3", "--tokens", "0"])?.code, Some(2));
+    Ok(())
+}
+
 const BENCH_KEYS: [&str; 23] = [
     "block",
     "mode",
@@ -233,6 +293,62 @@ fn a_checkpoint_is_inspected() -> Outcome {
     let json: Value = serde_json::from_str(&good(["inspect".as_ref(), dir.as_os_str(), "--json".as_ref()])?)?;
     assert_eq!((&json["layout"], &json["config"]["n_layer"]), (&"hf-safetensors-sharded".into(), &2.into()));
     assert!(good(["inspect".as_ref(), dir.as_os_str()])?.starts_with("hf-safetensors-sharded: 2 layers"));
+    let two = project("tests/golden/ckpt_ssm_mamba2");
+    assert!(
+        good(["inspect".as_ref(), two.as_os_str()])?.starts_with("ssm-bin: 2 layers, d_model 16, vocabulary 21 padded to 32, head tied")
+    );
+    let three = project("tests/golden/ckpt_ssm_mamba3");
+    let args = ["inspect".as_ref(), three.as_os_str(), "--a-act".as_ref(), "heavy_tail".as_ref(), "--json".as_ref()];
+    let json: Value = serde_json::from_str(&good(args)?)?;
+    let said = |key: &str| json["config"][key].clone();
+    assert_eq!((said("block"), said("a_act"), said("mimo_rank")), ("mamba3".into(), "heavy_tail".into(), 2.into()));
+    assert_eq!((said("vocab_size"), said("vocab_padding")), (32.into(), 11.into()));
+    Ok(())
+}
+
+/// A copy of a checkpoint, in which a text of a file is replaced by one of the same length or, in JSON, of any.
+fn altered(id: &str, name: &str, file: &str, from: &[u8], to: &[u8]) -> Outcome<PathBuf> {
+    let (source, dir) = (project("tests/golden").join(id), scratch(name)?);
+    for copied in ["config.json", "pytorch_model.bin"] {
+        let bytes = std::fs::read(source.join(copied))?;
+        let at = bytes.windows(from.len()).position(|window| window == from).filter(|_| copied == file);
+        assert_eq!(at.is_some(), copied == file, "{copied}");
+        let bytes = at.map_or_else(|| bytes.clone(), |at| [&bytes[..at], to, &bytes[at + from.len()..]].concat());
+        std::fs::write(dir.join(copied), bytes)?;
+    }
+    Ok(dir)
+}
+
+#[test]
+fn bad_checkpoints_of_state_spaces_are_one_clear_error() -> Outcome {
+    let check = |dir: &Path, more: &[&str], what: &str| -> Outcome {
+        for command in [&["inspect"][..], &["generate", "--prompt", "a", "--tokens", "1", "--model"]] {
+            let args = command.iter().map(AsRef::as_ref).chain([dir.as_os_str()]).chain(more.iter().map(AsRef::as_ref));
+            check_bad(&run(args)?, 1, what);
+        }
+        Ok(())
+    };
+    let three = project("tests/golden/ckpt_ssm_mamba3");
+    check(&three, &[], "load with a_act = softplus (mamba_ssm before June 2026) or heavy_tail")?;
+    assert_eq!(run(["inspect".as_ref(), three.as_os_str(), "--a-act".as_ref(), "relu".as_ref()])?.code, Some(2));
+    let config = |name: &str, from: &str, to: &str| altered("ckpt_ssm_mamba3", name, "config.json", from.as_bytes(), to.as_bytes());
+    let recorded = config("ssm_recorded", "\"layer\":", "\"a_act\": \"softplus\", \"layer\":")?;
+    check(&recorded, &["--a-act", "heavy_tail"], "ssm_cfg.a_act is \"softplus\", but heavy_tail is asked for")?;
+    let act = ["--a-act", "softplus"];
+    check(&config("ssm_attn", "\"attn_layer_idx\": []", "\"attn_layer_idx\": [1]")?, &act, "attn_layer_idx is [1]")?;
+    check(
+        &config("ssm_shape", "\"d_state\": 8", "\"d_state\": 12")?,
+        &act,
+        "mixer.in_proj.weight is [110, 16], config.json gives [127, 16]",
+    )?;
+    let weights = |name: &str, from: &[u8], to: &[u8]| altered("ckpt_ssm_mamba3", name, "pytorch_model.bin", from, to);
+    let evil = weights("ssm_evil", b"_rebuild_tensor_v2", b"_rebuild_tensor_v3")?;
+    check(&evil, &act, "its pickle calls torch._utils._rebuild_tensor_v3, which is never executed")?;
+    let cut = weights("ssm_cut", b"PK\x05\x06", b"PK\x05\x07")?;
+    check(&cut, &act, "it has no directory, as if it were cut off")?;
+    let whole = std::fs::read(cut.join("pytorch_model.bin"))?;
+    std::fs::write(cut.join("pytorch_model.bin"), &whole[..whole.len() / 3])?;
+    check(&cut, &act, "it has no directory, as if it were cut off")?;
     Ok(())
 }
 
@@ -326,6 +442,22 @@ fn a_reader_that_goes_away_is_no_panic() -> Outcome {
     let output = child.wait_with_output()?;
     let stderr = String::from_utf8(output.stderr)?;
     assert_eq!((output.status.code(), stderr.as_str()), (Some(141), ""));
+    Ok(())
+}
+
+#[test]
+fn a_padded_mamba3_of_bytes_gives_bytes() -> Outcome {
+    use monopass::blocks::{LmConfig, Mamba3Config, checkpoint, init};
+    let dir = scratch("bytes3")?;
+    let block = Mamba3Config { headdim: 8, d_state: 4, is_mimo: true, mimo_rank: 2, ..Mamba3Config::new(16) };
+    let config = LmConfig { vocab_padding: 16, ..LmConfig::new(block, 2, 272) };
+    for (name, bytes) in checkpoint::save(&config, &init::lm(&config, 1)?)? {
+        std::fs::write(dir.join(name), bytes)?;
+    }
+    let args = ["generate", "--prompt", "a b", "--tokens", "20", "--json", "--model"];
+    let json: Value = serde_json::from_str(&good(args.iter().map(AsRef::as_ref).chain([dir.as_os_str()]))?)?;
+    let tokens = json["tokens"].as_array().ok_or("no tokens")?;
+    assert!(tokens.len() == 20 && tokens.iter().all(|token| token.as_u64() < Some(256)), "{tokens:?}");
     Ok(())
 }
 

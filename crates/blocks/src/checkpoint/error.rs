@@ -82,7 +82,7 @@ pub enum CheckpointError {
     },
     /// A Mamba-3 does not say which activation its decay rate was trained with. The caller has to say.
     #[error(
-        "{CONFIG_FILE}: ssm_cfg does not say a_act\n  help: load with a_act = softplus (mamba_ssm before June 2026) or heavy_tail (since then), or record \"a_act\" in ssm_cfg"
+        "{CONFIG_FILE}: ssm_cfg does not say a_act\n  help: load with a_act = softplus (mamba_ssm before June 2026) or heavy_tail (since then), on the command line with --a-act, or record \"a_act\" in ssm_cfg"
     )]
     AskAAct,
     /// A head of a block of the predecessor grows without bound.
@@ -152,8 +152,10 @@ pub enum CheckpointError {
         file: String,
     },
     /// The configuration has an option that the file layout cannot state. The caller's fault.
-    #[error("the layout of Mamba2ForCausalLM cannot state {what}\n  help: {help}")]
+    #[error("the layout of {layout} cannot state {what}\n  help: {help}")]
     NotExpressible {
+        /// Whose layout.
+        layout: &'static str,
         /// The option.
         what: &'static str,
         /// What it would have to be.

@@ -39,6 +39,7 @@ pub(super) fn parse(text: &str, value: &Value, has_head: impl FnOnce() -> bool) 
         block: block.into(),
         n_layer: fields.size("num_hidden_layers")?,
         vocab_size: fields.size("vocab_size")?,
+        vocab_padding: 0,
         norm_eps: eps,
         tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or_else(|| !has_head()),
     };

@@ -1,7 +1,7 @@
 //! What is in a checkpoint, without converting it.
 
 use super::tensors::Source;
-use super::{CheckpointError, Files, LoadOptions, check_layers, check_shapes, read_config};
+use super::{CheckpointError, Files, LoadOptions, check_layers, check_shapes, n_elems, read_config};
 use crate::config::LmConfig;
 use std::fmt;
 
@@ -14,6 +14,8 @@ pub enum Layout {
     HfSafetensorsSharded,
     /// state-spaces, one file of `torch.save`.
     SsmBin,
+    /// state-spaces, one file of tensors.
+    SsmSafetensors,
 }
 
 impl fmt::Display for Layout {
@@ -22,6 +24,7 @@ impl fmt::Display for Layout {
             Self::HfSafetensors => "hf-safetensors",
             Self::HfSafetensorsSharded => "hf-safetensors-sharded",
             Self::SsmBin => "ssm-bin",
+            Self::SsmSafetensors => "ssm-safetensors",
         })
     }
 }
@@ -75,11 +78,11 @@ pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
 pub fn inspect_with(files: &impl Files, options: &LoadOptions) -> Result<Report, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
-    let config = read_config(files, &stored, options)?;
-    check_layers(&config, &stored, source.layout)?;
+    let (config, layout) = read_config(files, &stored, source.layout, options)?;
+    check_layers(&config, &stored, layout)?;
     let wanted = config.parameters()?;
-    let warnings = check_shapes(&config, &wanted, &stored, source.layout)?;
-    let n_params = wanted.iter().map(|param| param.shape.iter().map(|&size| size as u64).product::<u64>()).sum::<u64>();
+    let warnings = check_shapes(&config, &wanted, &stored, layout)?;
+    let n_params = n_elems(&wanted);
     let warnings = [warnings, source.unlisted(&stored)].concat();
     let tensors = stored.into_values().map(|tensor| TensorReport {
         name: tensor.name,
@@ -88,7 +91,7 @@ pub fn inspect_with(files: &impl Files, options: &LoadOptions) -> Result<Report,
         shape: tensor.shape,
     });
     Ok(Report {
-        layout: source.layout,
+        layout,
         tensors: tensors.collect(),
         n_params,
         file_bytes: source.n_bytes(),

@@ -1,6 +1,6 @@
 //! Checkpoints: those of Hugging Face's `Mamba2ForCausalLM`, `config.json` beside `model.safetensors` or beside shards that
 //! `model.safetensors.index.json` lists; and those of state-spaces' `mamba_ssm`, Mamba-2 and Mamba-3, whose `pytorch_model.bin`
-//! is read without executing anything in it.
+//! is read without executing anything in it (or whose tensors stand in `model.safetensors`, as [`save`] writes a Mamba-3).
 //!
 //! The crate reads no files: the caller hands in a [`Files`]. [`load`] gives configuration and tensors, [`inspect()`] only says
 //! what there is, [`save`] gives the bytes of a checkpoint, [`load_predecessor`] reads a block of the predecessor.
@@ -36,7 +36,6 @@ pub const CONFIG_FILE: &str = "config.json";
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Name of the list of shards.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-
 /// Name of the tensors in a file of `torch.save`.
 pub const TORCH_FILE: &str = "pytorch_model.bin";
 
@@ -96,10 +95,11 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
 pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint, CheckpointError> {
     let source = Source::open(files)?;
     let stored = source.tensors()?;
-    let config = read_config(files, &stored, options)?;
-    check_layers(&config, &stored, source.layout)?;
+    let (config, layout) = read_config(files, &stored, source.layout, options)?;
+    check_layers(&config, &stored, layout)?;
     let wanted = config.parameters()?;
-    let warnings = check_shapes(&config, &wanted, &stored, source.layout)?;
+    let warnings = check_shapes(&config, &wanted, &stored, layout)?;
+    check_memory(&wanted, &source)?;
     let mut params = IndexMap::with_capacity(wanted.len());
     for param in wanted {
         if let Some(tensor) = stored.get(&param.name) {
@@ -110,15 +110,41 @@ pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint
     Ok(Checkpoint { config, params, warnings })
 }
 
-/// Reads `config.json`; whether the head is tied follows from the tensors where it is not stated.
-fn read_config(files: &impl Files, stored: &IndexMap<String, Stored<'_>>, options: &LoadOptions) -> Result<LmConfig, CheckpointError> {
+/// Reads `config.json`; whether the head is tied follows from the tensors where it is not stated. The configuration says whose
+/// layout it is, where files of tensors could be either's.
+fn read_config(
+    files: &impl Files,
+    stored: &IndexMap<String, Stored<'_>>,
+    layout: Layout,
+    options: &LoadOptions,
+) -> Result<(LmConfig, Layout), CheckpointError> {
     let bytes = tensors::read(files, CONFIG_FILE)?.ok_or(CheckpointError::NoConfig)?;
     let text = String::from_utf8_lossy((*bytes).as_ref());
     let value = json::parse(&text).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
     if ssm_config::is_one(&value) {
-        return ssm_config::parse(&text, &value, options);
+        let layout = if layout == Layout::HfSafetensors { Layout::SsmSafetensors } else { layout };
+        return Ok((ssm_config::parse(&text, &value, options)?, layout));
     }
-    hf_config::parse(&text, &value, || names::of_model(Role::Head).is_some_and(|head| stored.contains_key(head)))
+    let config = hf_config::parse(&text, &value, || names::of_model(Role::Head).is_some_and(|head| stored.contains_key(head)))?;
+    Ok((config, layout))
+}
+
+/// Elements of all parameters.
+fn n_elems(params: &[ParamInfo]) -> u64 {
+    let size = |param: &ParamInfo| param.shape.iter().fold(1u64, |n, &size| n.saturating_mul(size as u64));
+    params.iter().map(size).fold(0, u64::saturating_add)
+}
+
+/// Tensors of `torch.save` may share memory, by which a small file could hold a model of any size.
+fn check_memory(wanted: &[ParamInfo], source: &Source<'_>) -> Result<(), CheckpointError> {
+    // Halves become twice as large; the rest is room for files of a few small tensors.
+    const GROWTH: u64 = 4;
+    let (n_bytes, file_bytes) = (n_elems(wanted).saturating_mul(4), source.n_bytes());
+    if source.layout == Layout::SsmBin && n_bytes > file_bytes.saturating_mul(GROWTH) {
+        let problem = format!("its tensors share memory, and would take {n_bytes} bytes where the file has {file_bytes}");
+        return Err(CheckpointError::Torch { file: TORCH_FILE.to_owned(), problem });
+    }
+    Ok(())
 }
 
 /// A number of layers that the tensors cannot make up is refused before anything is listed for each of them.
@@ -139,7 +165,10 @@ fn check_layers(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>, layout
 
 /// What files of a layout call a parameter of ours.
 fn name_in(layout: Layout, name: &str) -> String {
-    if layout == Layout::SsmBin { name.to_owned() } else { names::to_hf(name) }
+    match layout {
+        Layout::SsmBin | Layout::SsmSafetensors => name.to_owned(),
+        Layout::HfSafetensors | Layout::HfSafetensorsSharded => names::to_hf(name),
+    }
 }
 
 /// Every parameter is there in its shape; gives a warning for each tensor that is none of them.
@@ -173,4 +202,23 @@ fn is_tied_head(config: &LmConfig, stored: &IndexMap<String, Stored<'_>>, name: 
     let get = |role| names::of_model(role).and_then(|name| stored.get(name));
     let (Some(head), Some(embedding)) = (get(Role::Head), get(Role::Embedding)) else { return false };
     config.tie_embeddings && names::of_model(Role::Head) == Some(name) && std::ptr::eq(head.data, embedding.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_no_way_to_a_large_model() {
+        let files: IndexMap<String, Vec<u8>> = [(TORCH_FILE.to_owned(), vec![0; 100])].into();
+        let source = Source::open(&files).unwrap_or_else(|error| panic!("{error}"));
+        let wanted = |n| vec![ParamInfo { name: "w".into(), shape: vec![10, n], role: Role::Norm, decay_exempt: true }; 2];
+        assert!(check_memory(&wanted(5), &source).is_ok());
+        let error = check_memory(&wanted(6), &source).unwrap_err().to_string();
+        assert!(
+            error.starts_with("pytorch_model.bin: its tensors share memory, and would take 480 bytes where the file has 100"),
+            "{error}"
+        );
+        assert!(check_memory(&wanted(usize::MAX), &source).is_err());
+    }
 }

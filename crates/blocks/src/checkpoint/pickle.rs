@@ -3,6 +3,13 @@
 
 use indexmap::IndexMap;
 
+/// Bytes of a pickle, at most: it holds names and shapes, some hundred bytes for each tensor.
+const MAX_LEN: usize = 1 << 22;
+/// Bytes of what a pickle can make copies of for a few bytes of its own: module, class, function, key of a storage.
+const MAX_NAME: usize = 128;
+/// Axes of a tensor, which are copied in the same way.
+const MAX_AXES: usize = 16;
+
 /// A value, in a list of all values; values refer to others by their place in it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
@@ -16,8 +23,8 @@ pub(super) enum Value {
     /// A tuple or list.
     List(Vec<usize>),
     Dict(Vec<(usize, usize)>),
-    Storage(Storage),
-    Tensor(Tensor),
+    Storage(Box<Storage>),
+    Tensor(Box<Tensor>),
 }
 
 /// The memory of tensors: an entry of the archive.
@@ -40,14 +47,26 @@ pub(super) struct Tensor {
 
 /// The tensors of a pickled dictionary by name, in its order; an error says what is wrong.
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
+    if pickle.len() > MAX_LEN {
+        return Err(format!("its pickle has {} bytes, which no dictionary of tensors needs", pickle.len()));
+    }
     let mut machine = Machine { rest: pickle, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: IndexMap::new() };
     let root = machine.run()?;
     let Value::Dict(entries) = machine.value(root)? else { return Err("it holds no dictionary of tensors".to_owned()) };
-    let named = entries.iter().filter_map(|&(key, value)| match (machine.values.get(key)?, machine.values.get(value)?) {
-        (Value::Text(name), Value::Tensor(tensor)) => Some((name.clone(), tensor.clone())),
-        _ => None,
-    });
-    Ok(named.collect())
+    let mut named: IndexMap<&str, &Tensor> = IndexMap::new();
+    for &(key, value) in entries {
+        if let (Value::Text(name), Value::Tensor(tensor)) = (machine.value(key)?, machine.value(value)?)
+            && named.insert(name, &**tensor).is_some()
+        {
+            return Err(format!("its pickle has two tensors called {}", start_of(name)));
+        }
+    }
+    Ok(named.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.clone())).collect())
+}
+
+/// A name for a message, which need not be as long as a file can make it.
+fn start_of(name: &str) -> String {
+    if name.chars().count() > MAX_NAME { name.chars().take(MAX_NAME).chain("...".chars()).collect() } else { name.to_owned() }
 }
 
 struct Machine<'a> {
@@ -95,11 +114,11 @@ impl Machine<'_> {
             0x8c | b'U' => self.text(1)?,
             b'c' => {
                 let (module, name) = (self.line()?, self.line()?);
-                self.push(Value::Global(format!("{module}.{name}")));
+                self.global(&module, &name)?;
             }
             0x93 => {
-                let (name, module) = (self.pop_text()?, self.pop_text()?);
-                self.push(Value::Global(format!("{module}.{name}")));
+                let (name, module) = (self.pop_name()?, self.pop_name()?);
+                self.global(&module, &name)?;
             }
             b'}' => self.push(Value::Dict(Vec::new())),
             b')' | b']' => self.push(Value::List(Vec::new())),
@@ -146,6 +165,13 @@ impl Machine<'_> {
         Ok(())
     }
 
+    fn global(&mut self, module: &str, name: &str) -> Result<(), String> {
+        check_name(module)?;
+        check_name(name)?;
+        self.push(Value::Global(format!("{module}.{name}")));
+        Ok(())
+    }
+
     /// A reference to a storage: a tuple of "storage", its class, its key, its device and its size.
     fn storage(&mut self) -> Result<(), String> {
         let id = self.pop()?;
@@ -155,10 +181,11 @@ impl Machine<'_> {
             return Err("its pickle refers to something that is no storage".to_owned());
         };
         if kind != "storage" {
-            return Err(format!("its pickle refers to a {kind:?}, not to a storage"));
+            return Err(format!("its pickle refers to a {:?}, not to a storage", start_of(kind)));
         }
+        check_name(key)?;
         let storage = Storage { class: class.clone(), key: key.clone() };
-        self.push(Value::Storage(storage));
+        self.push(Value::Storage(Box::new(storage)));
         Ok(())
     }
 
@@ -170,12 +197,15 @@ impl Machine<'_> {
         };
         match name.as_str() {
             "collections.OrderedDict" => {
+                if !self.list(arguments)?.is_empty() {
+                    return Err("its pickle makes a dictionary in a way that torch.save does not".to_owned());
+                }
                 self.push(Value::Dict(Vec::new()));
                 Ok(())
             }
             "torch._utils._rebuild_tensor_v2" => {
-                let tensor = self.tensor(arguments).ok_or("its pickle has a tensor without storage or shape")?;
-                self.push(Value::Tensor(tensor));
+                let tensor = self.tensor(arguments).ok_or("its pickle has a tensor without storage, or of no shape that a tensor has")?;
+                self.push(Value::Tensor(Box::new(tensor)));
                 Ok(())
             }
             "torch._utils._rebuild_parameter" => {
@@ -194,10 +224,13 @@ impl Machine<'_> {
         let number = |value: &Value| if let Value::Int(number) = value { usize::try_from(*number).ok() } else { None };
         let numbers = |at| {
             let Value::List(items) = get(at)? else { return None };
+            if items.len() > MAX_AXES {
+                return None;
+            }
             items.iter().map(|&item| number(self.values.get(item)?)).collect()
         };
         let Value::Storage(storage) = get(0)? else { return None };
-        Some(Tensor { storage: storage.clone(), offset: number(get(1)?)?, shape: numbers(2)?, strides: numbers(3)? })
+        Some(Tensor { storage: (**storage).clone(), offset: number(get(1)?)?, shape: numbers(2)?, strides: numbers(3)? })
     }
 
     fn append(&mut self, items: &[usize]) -> Result<(), String> {
@@ -210,7 +243,11 @@ impl Machine<'_> {
         let Value::Dict(entries) = self.top()? else {
             return Err("its pickle sets an item of something that is no dictionary".to_owned());
         };
-        entries.extend(items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value)));
+        let (pairs, rest) = items.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err("its pickle sets an item without a value".to_owned());
+        }
+        entries.extend(pairs.iter().map(|&[key, value]| (key, value)));
         Ok(())
     }
 
@@ -287,9 +324,11 @@ impl Machine<'_> {
         self.stack.pop().ok_or_else(|| EMPTY.to_owned())
     }
 
-    fn pop_text(&mut self) -> Result<String, String> {
+    fn pop_name(&mut self) -> Result<String, String> {
         let value = self.pop()?;
-        if let Value::Text(text) = self.value(value)? { Ok(text.clone()) } else { Err(EMPTY.to_owned()) }
+        let Value::Text(text) = self.value(value)? else { return Err(EMPTY.to_owned()) };
+        check_name(text)?;
+        Ok(text.clone())
     }
 
     fn top(&mut self) -> Result<&mut Value, String> {
@@ -304,6 +343,10 @@ impl Machine<'_> {
     fn list(&self, at: usize) -> Result<&[usize], String> {
         if let Value::List(items) = self.value(at)? { Ok(items) } else { Err(EMPTY.to_owned()) }
     }
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    if name.len() <= MAX_NAME { Ok(()) } else { Err(format!("its pickle uses the name {}, longer than any of torch", start_of(name))) }
 }
 
 const CUT_OFF: &str = "its pickle is cut off";
@@ -330,6 +373,37 @@ ccollections\nOrderedDict\nq\x0a)Rq\x0btq\x0cRq\x0ds.";
         let evil = b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.";
         assert_eq!(tensors(evil).unwrap_err(), "its pickle calls os.system, which is never executed");
         assert!(tensors(b"\x80\x02cposix\nsystem\nq\x00i.").unwrap_err().contains("opcode 0x69"));
+    }
+
+    #[test]
+    fn nothing_grows_faster_than_the_pickle() {
+        let text = |text: &str| [b"X", &u32::try_from(text.len()).unwrap().to_le_bytes()[..], text.as_bytes()].concat();
+        let long = "a".repeat(10_000);
+        // One long name that many calls, storages or tensors would each copy.
+        let called = [text(&long), b"q\x00h\x00\x93.".to_vec()].concat();
+        assert!(tensors(&called).unwrap_err().ends_with("..., longer than any of torch"), "{:?}", tensors(&called));
+        assert!(tensors(&[b"c", long.as_bytes(), b"\nx\n."].concat()).unwrap_err().contains("longer than any of torch"));
+        let stored = [&b"("[..], &text("storage"), b"ctorch\nHalfStorage\n", &text(&long), b"tQ."].concat();
+        assert!(tensors(&stored).unwrap_err().contains("longer than any of torch"));
+        let axes = String::from_utf8(ONE.to_vec().iter().map(|&byte| if byte < 128 { byte } else { b'?' }).collect()).unwrap();
+        let at = axes.find("K\u{2}K\u{3}").unwrap();
+        let wide = [&ONE[..at], b"(", &b"K\x01".repeat(17), b"t", &ONE[at + 5..]].concat();
+        assert!(tensors(&wide).unwrap_err().contains("of no shape that a tensor has"));
+        assert!(tensors(&vec![b'N'; MAX_LEN + 1]).unwrap_err().contains("4194305 bytes"));
+        assert!(tensors(&vec![b'('; MAX_LEN]).is_err());
+    }
+
+    #[test]
+    fn what_torch_does_not_write_is_refused_rather_than_dropped() {
+        let entry = &ONE[5..ONE.len() - 2];
+        let twice = [&ONE[..5], entry, b"s", entry, b"s."].concat();
+        assert_eq!(tensors(&twice).unwrap_err(), "its pickle has two tensors called w");
+        assert!(
+            tensors(b"\x80\x02ccollections\nOrderedDict\nX\x01\x00\x00\x00w\x85R.")
+                .unwrap_err()
+                .contains("in a way that torch.save does not")
+        );
+        assert!(tensors(b"\x80\x02}(K\x01u.").unwrap_err().contains("an item without a value"));
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! `config.json` of the `mamba_ssm` package (state-spaces), whose sizes are the defaults of its classes where it says nothing.
 
 use super::hf_config::{bad, missing, short};
-use super::{CheckpointError, LoadOptions};
+use super::{CONFIG_FILE, CheckpointError, LoadOptions};
 use crate::block::BlockConfig;
 use crate::config::{LmConfig, Mamba2Config};
 use crate::error::ConfigError;
 use crate::json;
 use crate::mamba3::{AAct, Mamba3Config};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Added to the mean square in every norm; the package has no field for it.
-const NORM_EPS: f64 = 1e-5;
+pub(super) const NORM_EPS: f64 = 1e-5;
 /// What the vocabulary is padded to a multiple of where the file does not say.
 const PAD_VOCAB: usize = 8;
 
@@ -45,17 +45,72 @@ pub(super) fn parse(text: &str, value: &Value, options: &LoadOptions) -> Result<
     let needed = |field: &str| count(field).ok_or_else(|| missing(field, "a whole number of at least 1"))?;
     let flag = |field: &str| value.get(field).map_or(Ok(true), |found| found.as_bool().ok_or_else(|| not_a_flag(field, found)));
     let pad = count("pad_vocab_size_multiple").unwrap_or(Ok(PAD_VOCAB))?.max(1);
-    let vocab_size = needed("vocab_size")?;
-    let vocab_size = vocab_size.checked_next_multiple_of(pad).ok_or(ConfigError::TooLarge { key: "vocab_size", value: vocab_size });
+    let n_tokens = needed("vocab_size")?;
+    let vocab_size = n_tokens.checked_next_multiple_of(pad).ok_or(ConfigError::TooLarge { key: "vocab_size", value: n_tokens });
+    let vocab_size = vocab_size.map_err(|error| CheckpointError::Config(error.into()))?;
     let config = LmConfig {
         block: block(value, needed("d_model")?, options)?,
         n_layer: needed("n_layer")?,
-        vocab_size: vocab_size.map_err(|error| CheckpointError::Config(error.into()))?,
+        vocab_size,
+        vocab_padding: vocab_size - n_tokens,
         norm_eps: NORM_EPS,
         tie_embeddings: flag("tie_embeddings")?,
     };
     config.sizes()?;
     Ok(config)
+}
+
+/// The file that says `config`, in the order in which the package lists the fields. `a_act` is ours: without it, nobody could
+/// tell later what the weights were trained with.
+pub(super) fn print(config: &LmConfig, block: &Mamba3Config) -> Result<Vec<u8>, CheckpointError> {
+    let n_tokens = config.n_tokens();
+    let pads = [16, PAD_VOCAB, 1].into_iter().find(|&pad| n_tokens.checked_next_multiple_of(pad) == Some(config.vocab_size));
+    let mut ssm = json!({
+        "layer": "Mamba3",
+        "d_state": block.d_state,
+        "expand": block.expand,
+        "headdim": block.headdim,
+        "ngroups": block.ngroups,
+        "rope_fraction": block.rope_fraction,
+        "A_floor": block.a_floor,
+        "is_mimo": block.is_mimo,
+        "is_outproj_norm": block.is_outproj_norm,
+        "a_act": block.a_act.to_string(),
+    });
+    if block.expand.fract() == 0.0 {
+        ssm["expand"] = whole(block.expand);
+    }
+    if block.is_mimo {
+        ssm["mimo_rank"] = json!(block.mimo_rank);
+    }
+    if block.chunk_size > 0 {
+        ssm["chunk_size"] = json!(block.chunk_size);
+    }
+    let value = json!({
+        "d_model": block.d_model,
+        "d_intermediate": 0,
+        "n_layer": config.n_layer,
+        "vocab_size": n_tokens,
+        "ssm_cfg": ssm,
+        "attn_layer_idx": [],
+        "attn_cfg": {},
+        "rms_norm": true,
+        "residual_in_fp32": true,
+        "fused_add_norm": true,
+        // The whole size is a multiple of itself, so that any padding can be stated.
+        "pad_vocab_size_multiple": pads.unwrap_or(config.vocab_size),
+        "tie_embeddings": config.tie_embeddings,
+    });
+    let mut text = serde_json::to_string_pretty(&value).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
+    text.push('\n');
+    Ok(text.into_bytes())
+}
+
+/// A whole number as JSON has it.
+fn whole(number: f64) -> Value {
+    #[expect(clippy::cast_possible_truncation, reason = "an expansion is below 2^32")]
+    let number = number as i64;
+    number.into()
 }
 
 /// Parts of the package's models that there are no blocks for.

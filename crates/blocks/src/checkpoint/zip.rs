@@ -29,8 +29,9 @@ pub(super) fn entries(file: &[u8]) -> Result<Vec<Entry>, String> {
     for i in 0..n_entries {
         let entry = CentralEntry::read(file, at).ok_or_else(|| format!("entry {i} of its directory is broken"))?;
         at = entry.next;
-        if entry.method != 0 {
-            return Err(format!("{} is compressed, which torch.save never does", entry.name));
+        if entry.method != 0 || entry.is_encrypted {
+            let how = if entry.is_encrypted { "encrypted" } else { "compressed" };
+            return Err(format!("{} is {how}, which torch.save never does", entry.name));
         }
         let range = entry.data(file).ok_or_else(|| format!("{} is cut off", entry.name))?;
         entries.push(Entry { name: entry.name, range });
@@ -63,6 +64,7 @@ fn directory(file: &[u8]) -> Result<(usize, u64), String> {
 struct CentralEntry {
     name: String,
     method: u64,
+    is_encrypted: bool,
     size: u64,
     local: u64,
     next: usize,
@@ -84,7 +86,8 @@ impl CentralEntry {
             IN_EXTRA => wide.next()?,
             narrow => Some(narrow),
         });
-        Some(Self { name, method: number(file, at + 10, 2)?, size: size?, local: local?, next })
+        let is_encrypted = number(file, at + 8, 2)? & 1 != 0;
+        Some(Self { name, method: number(file, at + 10, 2)?, is_encrypted, size: size?, local: local?, next })
     }
 
     /// The entry's bytes, which follow its local header.

@@ -11,6 +11,9 @@ use serde_json::Value;
 use std::fmt;
 use std::ops::Range;
 
+/// Ranks of the published block with `is_mimo`; its files state it without, too.
+const DEFAULT_RANK: usize = 4;
+
 /// Options of a Mamba-3 block; [`sizes`](Self::sizes) checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mamba3Config {
@@ -24,7 +27,7 @@ pub struct Mamba3Config {
     pub headdim: usize,
     /// G, groups of heads that share B and C before the biases.
     pub ngroups: usize,
-    /// The part of k and q that turns; half or all of it in published models.
+    /// The part of k and q that turns: 0.5 or 1.
     pub rope_fraction: f64,
     /// The least decay rate.
     pub a_floor: f64,
@@ -32,7 +35,7 @@ pub struct Mamba3Config {
     pub a_act: AAct,
     /// Whether there are ranks, with weights of x, z and the output for each.
     pub is_mimo: bool,
-    /// R with `is_mimo`; without, there is one rank whatever this says.
+    /// R with `is_mimo`; without, there is one rank, and this is 1 or stays at its default of 4.
     pub mimo_rank: usize,
     /// Which entries of k and q turn together. Absent: neighbors without `is_mimo`, halves with it, as in the reference.
     pub rope_pairs: Option<RopePairs>,
@@ -140,7 +143,7 @@ impl Mamba3Config {
             a_floor: 1e-4,
             a_act: AAct::HeavyTail,
             is_mimo: false,
-            mimo_rank: 4,
+            mimo_rank: DEFAULT_RANK,
             rope_pairs: None,
             is_outproj_norm: false,
             eps: 1e-5,
@@ -200,10 +203,18 @@ impl Mamba3Config {
         if !(self.expand.is_finite() && self.expand > 0.0) {
             errors.push(out_of_range("expand", self.expand, "expand is a positive number, usually 2"));
         }
-        if !(self.rope_fraction > 0.0 && self.rope_fraction <= 1.0) {
-            errors.push(out_of_range("rope_fraction", self.rope_fraction, "rope_fraction is above 0 and at most 1, usually 0.5"));
+        if self.rope_fraction != 0.5 && self.rope_fraction != 1.0 {
+            errors.push(out_of_range(
+                "rope_fraction",
+                self.rope_fraction,
+                "half or all of the entries turn: set rope_fraction to 0.5 or 1",
+            ));
         }
-        if !(self.a_floor.is_finite() && self.a_floor >= 0.0) {
+        if !self.is_mimo && self.mimo_rank != 1 && self.mimo_rank != DEFAULT_RANK && self.mimo_rank != 0 {
+            let help = "ranks need is_mimo: set is_mimo = true, or mimo_rank = 1";
+            errors.push(ConfigError::OutOfRange { key: "mimo_rank", value: self.mimo_rank.to_string(), help });
+        }
+        if !(0.0..=f64::from(f32::MAX)).contains(&self.a_floor) {
             errors.push(out_of_range("a_floor", self.a_floor, "a_floor is a finite number that is not negative, usually 1e-4"));
         }
         for (key, value) in [("eps", self.eps), ("norm_eps", self.norm_eps)] {
@@ -231,23 +242,34 @@ impl Mamba3Config {
         let d_bc = ranks.saturating_mul(self.ngroups).saturating_mul(self.d_state);
         let n_angles = self.n_angles();
         if n_angles == 0 {
-            errors.push(out_of_range(
-                "rope_fraction",
-                self.rope_fraction,
-                "choose rope_fraction and d_state so that at least one pair turns",
-            ));
+            let help = "choose d_state so that at least one pair turns: 4, or 2 with rope_fraction = 1";
+            errors.push(ConfigError::OutOfRange { key: "d_state", value: self.d_state.to_string(), help });
         }
         let parts = [d_inner, d_inner, d_bc, d_bc, nheads, nheads, nheads, n_angles];
         let in_proj_rows = parts.into_iter().fold(0usize, usize::saturating_add);
-        let tensors = [("in_proj", in_proj_rows, self.d_model), ("the states", d_inner, self.d_state), ("the biases", nheads, d_bc)];
-        if let Some((what, ..)) = tensors.into_iter().find(|&(_, rows, columns)| !is_countable(rows.saturating_mul(columns))) {
-            #[expect(clippy::cast_precision_loss, reason = "sizes are checked to be below 2^32 before")]
-            let settings = self.counts().map(|(key, value)| (key, value as f64));
-            let largest = settings.into_iter().fold(("expand", self.expand), |most, next| if next.1 > most.1 { next } else { most });
-            errors.push(ConfigError::ManyElements { key: largest.0, value: largest.1.to_string(), what });
-        }
         let by_kind = if self.is_mimo { RopePairs::Halves } else { RopePairs::Interleaved };
-        Some(Mamba3Sizes { d_inner, nheads, ranks, d_bc, n_angles, pairs: self.rope_pairs.unwrap_or(by_kind), in_proj_rows })
+        let pairs = self.rope_pairs.unwrap_or(by_kind);
+        let sizes = Mamba3Sizes { d_inner, nheads, ranks, d_bc, n_angles, pairs, in_proj_rows };
+        self.check_elements(&sizes, errors);
+        Some(sizes)
+    }
+
+    /// Every parameter and state of one sequence has fewer elements than kernels count, or the largest setting is named.
+    fn check_elements(&self, sizes: &Mamba3Sizes, errors: &mut Vec<ConfigError>) {
+        let &Mamba3Sizes { d_inner, nheads, ranks, .. } = sizes;
+        let tensors = [
+            ("in_proj", sizes.in_proj_rows, self.d_model),
+            ("the states", d_inner, self.d_state),
+            ("weights of ranks", d_inner, ranks),
+            ("the biases", nheads, ranks.saturating_mul(self.d_state)),
+        ];
+        let Some((what, ..)) = tensors.into_iter().find(|&(_, rows, columns)| !is_countable(rows.saturating_mul(columns))) else { return };
+        // Without ranks their number is the published one, and has no part in it.
+        let counts = self.counts().into_iter().filter(|(key, _)| self.is_mimo || *key != "mimo_rank");
+        #[expect(clippy::cast_precision_loss, reason = "sizes are checked to be below 2^32 before")]
+        let settings = counts.map(|(key, value)| (key, value as f64));
+        let largest = settings.fold(("expand", self.expand), |most, next| if next.1 > most.1 { next } else { most });
+        errors.push(ConfigError::ManyElements { key: largest.0, value: largest.1.to_string(), what });
     }
 
     /// Half of the whole number of entries that turn.
@@ -379,7 +401,7 @@ mod tests {
         let mimo = Mamba3Config { is_mimo: true, mimo_rank: 3, rope_fraction: 1.0, ..small() }.sizes().unwrap();
         assert_eq!((mimo.ranks, mimo.d_bc, mimo.n_angles, mimo.pairs), (3, 42, 3, RopePairs::Halves));
         assert_eq!(mimo.bc_rows(), 32..116);
-        let siso = Mamba3Config { mimo_rank: 3, ..small() }.sizes().unwrap();
+        let siso = small().sizes().unwrap();
         assert_eq!((siso.ranks, siso.n_angles, siso.pairs), (1, 1, RopePairs::Interleaved));
     }
 
@@ -397,10 +419,46 @@ mod tests {
     fn mistakes_say_what_and_how() {
         let message = |config: Mamba3Config| config.sizes().unwrap_err().to_string();
         assert!(message(Mamba3Config { ngroups: 3, ..small() }).contains("nheads = 4 is not a multiple of ngroups = 3"));
-        assert!(message(Mamba3Config { d_state: 2, ..small() }).contains("at least one pair turns"));
-        assert!(message(Mamba3Config { rope_fraction: 1.5, d_state: 0, ..small() }).contains("rope_fraction is 1.5"));
+        assert_eq!(
+            message(Mamba3Config { d_state: 3, ..small() }),
+            "config: d_state is 3\n  help: choose d_state so that at least one pair turns: 4, or 2 with rope_fraction = 1"
+        );
+        assert!(Mamba3Config { d_state: 2, rope_fraction: 1.0, ..small() }.sizes().is_ok());
+        for rope_fraction in [0.0, 0.25, 1.5, -0.5, f64::NAN] {
+            let found = message(Mamba3Config { rope_fraction, ..small() });
+            assert!(found.contains(&format!("rope_fraction is {rope_fraction:?}")) && found.contains("0.5 or 1"), "{found}");
+        }
+        assert!(message(Mamba3Config { headdim: 3, ..small() }).contains("expand * d_model = 16 is not a multiple of headdim = 3"));
+        assert!(message(Mamba3Config { expand: 1.3, ..small() }).contains("expand is 1.3"));
+        assert!(message(Mamba3Config { expand: f64::INFINITY, ..small() }).contains("expand is inf"));
         assert!(message(Mamba3Config { a_floor: f64::NAN, ..small() }).contains("a_floor is NaN"));
+        assert!(message(Mamba3Config { norm_eps: -1.0, ..small() }).contains("norm_eps is -1"));
+        // All mistakes at once.
+        let zeros = Mamba3Config { d_model: 0, d_state: 0, headdim: 0, ngroups: 0, mimo_rank: 0, ..small() };
+        assert_eq!(zeros.sizes().unwrap_err().0.len(), 5);
+    }
+
+    #[test]
+    fn ranks_need_to_be_asked_for() {
+        let found = Mamba3Config { mimo_rank: 3, ..small() }.sizes().unwrap_err().to_string();
+        assert_eq!(found, "config: mimo_rank is 3\n  help: ranks need is_mimo: set is_mimo = true, or mimo_rank = 1");
+        for mimo_rank in [1, 4] {
+            assert_eq!(Mamba3Config { mimo_rank, ..small() }.sizes().unwrap().ranks, 1);
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_named_once() {
+        let message = |config: Mamba3Config| config.sizes().unwrap_err().to_string();
         assert!(message(Mamba3Config { d_state: usize::MAX, ..small() }).contains("too large"));
+        assert_eq!(
+            message(Mamba3Config { d_state: 1_000_000_000, ..small() }),
+            "config: d_state = 1000000000 is too large: in_proj would have 4294967296 elements or more\n  help: choose a smaller d_state"
+        );
+        let ranks = Mamba3Config { is_mimo: true, mimo_rank: 1 << 24, d_model: 256, headdim: 1, ngroups: 1, ..small() };
+        assert!(message(ranks).contains("mimo_rank = 16777216 is too large"));
+        let states = Mamba3Config { d_model: 1, d_state: 1 << 20, headdim: 2, expand: 4098.0, ngroups: 1, ..small() };
+        assert!(message(states).contains("the states would"));
     }
 
     #[test]

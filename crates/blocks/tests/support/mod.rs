@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
+pub(crate) mod random;
+
 use monopass_blocks::checkpoint::{Bytes, Files, ReadError};
 use monopass_ir::TensorData;
 use std::path::{Path, PathBuf};

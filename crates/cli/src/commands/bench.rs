@@ -1,6 +1,7 @@
 //! `monopass bench`: measurements as JSON lines with keys that stay.
 
 use super::block::BlockArgs;
+use super::drift;
 use crate::args::{ExecutorArgs, PassArgs, at_least_one};
 use crate::memory::{self, Place};
 use crate::output::{kernels_bar, print_line, spinner};
@@ -31,6 +32,13 @@ enum What {
     /// not measured. Counters are those of a replay. `tflops` and `gbps` divide what the plan says by `gpu_ms`, else by
     /// `ms_median`.
     Block(BenchArgs),
+    /// A long run of decode steps against the same in f64: a JSON line at each power of ten
+    ///
+    /// The reference is the interpreter in f64, whose states and outputs are not rounded between steps; both have the same
+    /// parameters and inputs, as f32, and complex states get slow decay rates. `drift` has the largest difference so far:
+    /// of outputs over all tokens, of states over a thousand of them, of angles modulo a turn. `peak` has the largest
+    /// magnitudes of the reference.
+    Drift(drift::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,7 +75,13 @@ const STEP_LEN: usize = 8;
 const SHORT_ROWS: usize = 256;
 
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let What::Block(args) = &args.what;
+    match &args.what {
+        What::Block(args) => block(args),
+        What::Drift(args) => drift::run(args),
+    }
+}
+
+fn block(args: &BenchArgs) -> Result<Outcome> {
     let config = args.block.config()?;
     let engine = engine::open_profiling(&args.executor)?;
     let lens = if args.len.is_empty() { vec![None] } else { args.len.iter().copied().map(Some).collect() };

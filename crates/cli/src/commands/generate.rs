@@ -70,7 +70,7 @@ fn open(args: &Args) -> Result<Checkpoint> {
     let checkpoint = load_with(&files, &args.checkpoint.options()).or_report()?;
     spinner.finish_and_clear();
     checkpoint.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
-    let vocab_size = checkpoint.config.vocab_size;
+    let vocab_size = checkpoint.config.n_tokens();
     if has_tokenizer || vocab_size != N_BYTES {
         let found = if has_tokenizer { format!("a {TOKENIZER_FILE}") } else { format!("a vocabulary of {vocab_size}") };
         return Err(Failure::new(format!(

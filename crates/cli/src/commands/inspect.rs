@@ -38,7 +38,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 fn lines(report: &Report) -> String {
     let Report { layout, config, tensors, n_params, file_bytes, load_bytes, state_bytes, .. } = report;
     let block = &config.block;
-    let mut text = format!("{layout}: {} layers, d_model {}, vocabulary {}", config.n_layer, block.d_model(), config.vocab_size);
+    let mut text = format!("{layout}: {} layers, d_model {}, vocabulary {}", config.n_layer, block.d_model(), config.n_tokens());
+    if config.vocab_padding > 0 {
+        let _ = write!(text, " padded to {}", config.vocab_size);
+    }
     let _ = writeln!(text, ", head {}", if config.tie_embeddings { "tied" } else { "of its own" });
     let _ = match block {
         BlockConfig::Mamba2(block) => writeln!(
@@ -87,6 +90,7 @@ fn model(config: &LmConfig) -> Value {
         "block": config.block.kind(),
         "n_layer": config.n_layer,
         "vocab_size": config.vocab_size,
+        "vocab_padding": config.vocab_padding,
         "norm_eps": config.norm_eps,
         "tie_embeddings": config.tie_embeddings,
         "d_model": config.block.d_model(),

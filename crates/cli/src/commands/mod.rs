@@ -7,6 +7,7 @@ mod cat;
 mod check;
 mod devices;
 mod dot;
+mod drift;
 mod generate;
 mod inspect;
 mod interp;

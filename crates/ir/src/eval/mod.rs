@@ -18,6 +18,7 @@ use crate::data::TensorData;
 use crate::error::{EvalError, OpSite};
 use crate::graph::{Graph, Named, Node, NodeId, NodeKind, ValueId};
 use crate::ops;
+use crate::types::DType;
 use crate::verify::verify;
 use indexmap::IndexMap;
 use slotmap::{SecondaryMap, SparseSecondaryMap};
@@ -26,6 +27,9 @@ use std::sync::Arc;
 
 /// Tensors by name.
 pub type Tensors = IndexMap<String, TensorData>;
+
+/// f32 values by name, held in f64.
+pub type WideTensors = IndexMap<String, Vec<f64>>;
 
 /// What f32 values are computed in. Either way 16-bit values are rounded when they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,6 +132,33 @@ impl<'g> Interpreter<'g> {
         self.run_observed(inputs, params, states, Some(observe))
     }
 
+    /// As [`run`](Self::run) in f64, where states and outputs are not rounded either: what a long run of steps is judged by.
+    ///
+    /// All outputs are f32 in the graph, and so are the states; a state that is missing starts as zeros and is added.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run); an output or state of another type, or a state with another number of elements.
+    pub fn run_wide(&self, inputs: &Tensors, params: &Tensors, states: &mut WideTensors) -> Result<WideTensors, EvalError> {
+        let none = Tensors::new();
+        let zeros = self.missing_states(&none)?;
+        let sources = self.bind(&Given { inputs, params, states: &none, zeros: &zeros })?;
+        let mut run = Run::<f64>::new(self, sources);
+        for (name, value) in self.graph.states() {
+            let Some(state) = states.get(name) else { continue };
+            let ty = self.graph.ty(value);
+            if state.len() != count(&ty.shape)? || ty.dtype != DType::F32 {
+                return Err(EvalError::new(format!("state {name:?}: {ty} expected, got {} numbers", state.len()))
+                    .help("give the states that a run of this graph left"));
+            }
+            run.alive.insert(value, Array::real(&ty.shape, state.clone()));
+        }
+        let (outputs, updates) = run.run(None)?;
+        let wide = |(name, array): (String, Array<'_, f64>)| Ok((name, array.into_reals()?.into_vec()));
+        let outputs = outputs.into_iter().map(wide).collect::<Result<_, EvalError>>()?;
+        states.extend(updates.into_iter().map(wide).collect::<Result<WideTensors, EvalError>>()?);
+        Ok(outputs)
+    }
+
     fn run_observed(
         &self,
         inputs: &Tensors,
@@ -139,8 +170,8 @@ impl<'g> Interpreter<'g> {
         let given = Given { inputs, params, states, zeros: &zeros };
         let sources = self.bind(&given)?;
         let (outputs, updates) = match self.precision {
-            Precision::F32 => Run::<f32>::new(self, sources).run(observe)?,
-            Precision::F64 => Run::<f64>::new(self, sources).run(observe)?,
+            Precision::F32 => into_tensors(Run::<f32>::new(self, sources).run(observe)?)?,
+            Precision::F64 => into_tensors(Run::<f64>::new(self, sources).run(observe)?)?,
         };
         states.extend(zeros);
         states.extend(updates);
@@ -215,6 +246,16 @@ struct Given<'a> {
     zeros: &'a Tensors,
 }
 
+/// Outputs and updates by name.
+type Ran<'a, R> = (Vec<(String, Array<'a, R>)>, Vec<(String, Array<'a, R>)>);
+
+/// Rounds what a run gave.
+fn into_tensors<R: Real>((outputs, updates): Ran<'_, R>) -> Result<(Tensors, Tensors), EvalError> {
+    let rounded = |(name, array): (String, Array<'_, R>)| Ok((name, array.into_tensor()?));
+    let outputs = outputs.into_iter().map(rounded).collect::<Result<_, EvalError>>()?;
+    Ok((outputs, updates.into_iter().map(rounded).collect::<Result<_, EvalError>>()?))
+}
+
 /// One run: the values alive.
 struct Run<'a, 'g, R> {
     interpreter: &'a Interpreter<'g>,
@@ -227,7 +268,7 @@ impl<'a, 'g, R: Real> Run<'a, 'g, R> {
         Self { interpreter, sources, alive: SparseSecondaryMap::new() }
     }
 
-    fn run(mut self, mut observe: Option<Observer>) -> Result<(Tensors, Tensors), EvalError> {
+    fn run(mut self, mut observe: Option<Observer>) -> Result<Ran<'a, R>, EvalError> {
         let graph: &'a Graph = &self.interpreter.graph;
         for (position, (id, node)) in graph.nodes().enumerate() {
             if observe.is_none() && !self.interpreter.needed.contains_key(id) {
@@ -313,17 +354,17 @@ impl<'a, 'g, R: Real> Run<'a, 'g, R> {
         Ok(())
     }
 
-    /// Named values as tensors; one that no later name (here or in `later`) needs is moved out rather than copied.
-    fn take_named(&mut self, names: &[Named], later: &[Named]) -> Result<Tensors, EvalError> {
-        let mut tensors = Tensors::with_capacity(names.len());
+    /// Named values; one that no later name (here or in `later`) needs is moved out rather than copied.
+    fn take_named(&mut self, names: &[Named], later: &[Named]) -> Result<Vec<(String, Array<'a, R>)>, EvalError> {
+        let mut arrays = Vec::with_capacity(names.len());
         for (i, Named { name, value }) in names.iter().enumerate() {
             let array = self.fetch(*value)?;
             if names[i + 1..].iter().chain(later).all(|other| other.value != *value) {
                 self.alive.remove(*value);
             }
-            tensors.insert(name.clone(), array.into_tensor()?);
+            arrays.push((name.clone(), array));
         }
-        Ok(tensors)
+        Ok(arrays)
     }
 }
 

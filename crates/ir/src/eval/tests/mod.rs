@@ -7,7 +7,7 @@ mod movement;
 mod reduce;
 mod run;
 
-use super::{Interpreter, Precision, Tensors};
+use super::{Interpreter, Precision, Tensors, WideTensors};
 use crate::builder::{GraphBuilder, Tensor};
 use crate::data::{Elements, TensorData};
 use crate::types::DType;

@@ -33,6 +33,30 @@ fn a_missing_state_starts_at_zero_and_is_carried() -> Fallible<()> {
 }
 
 #[test]
+fn wide_states_are_not_rounded() -> Fallible<()> {
+    // 0.1 is no f32, and the sum grows past where f32 would count it.
+    let builder = GraphBuilder::new("sum");
+    let s = builder.state("s", DType::F32, [2]);
+    let next = s.add(builder.input("x", DType::F32, [2]) * 0.1);
+    builder.output("y", next);
+    builder.update("s", next);
+    let graph = builder.finish()?;
+    let interpreter = Interpreter::new(&graph)?;
+    let inputs = named([("x", TensorData::f32([2], vec![1.0, 2.0])?)]);
+    let mut states = WideTensors::new();
+    let mut last = WideTensors::new();
+    for _ in 0..1000 {
+        last = interpreter.run_wide(&inputs, &Tensors::new(), &mut states)?;
+    }
+    assert!((states["s"][0] - 100.0).abs() < 1e-10 && (states["s"][1] - 200.0).abs() < 1e-10, "{states:?}");
+    assert_eq!((last.len(), &last["y"]), (1, &states["s"]));
+    states.insert("s".to_owned(), vec![1.0]);
+    let error = interpreter.run_wide(&inputs, &Tensors::new(), &mut states).unwrap_err().to_string();
+    assert!(error.contains("state \"s\": f32[2] expected, got 1 numbers"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn wrong_tensors_are_named_and_states_survive() -> Fallible<()> {
     let graph = accumulator()?;
     let interpreter = Interpreter::new(&graph)?;
