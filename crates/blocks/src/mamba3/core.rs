@@ -12,6 +12,9 @@ use crate::state::States;
 use monopass_ir::Tensor;
 use std::f64::consts::PI;
 
+/// π to so few digits that f32 has it exactly.
+const PI_HEAD: f64 = 3.140_625;
+
 /// Parameters and sizes of the recurrence.
 #[derive(Clone, Copy, Debug)]
 pub struct Core<'g> {
@@ -134,7 +137,9 @@ impl<'g> Core<'g> {
         let delta = (inputs.dt + self.dt_bias).softplus();
         let delta = mask.map_or(delta, |mask| delta * mask);
         let rates = angles.tanh().reshape([batch, len, 1, self.n_angles]);
-        let added = rates * (delta * PI).reshape([batch, len, self.nheads, 1]);
+        // π in one rounded number would turn every step by too much in the same direction.
+        let half_turns = delta * PI_HEAD + delta * (PI - PI_HEAD);
+        let added = rates * half_turns.reshape([batch, len, self.nheads, 1]);
         let theta = running_angle(added, states.map(|states| states.angle), reset);
         let turned = Rotation::new(self, theta);
         let k = turned.apply(self.by_head(inputs.b, self.b_bias));
