@@ -143,7 +143,9 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
     }
     relink(fuser, &own);
     let mut read: Vec<IndexSet<ValueId>> = clusters.iter().map(|(_, cluster)| loads(fuser, &cluster.roots())).collect();
-    for (group, value) in own {
+    // Updates of states go last, when the cluster that reads most of what they read is there.
+    let (updates, others): (Vec<_>, Vec<_>) = own.into_iter().partition(|&(_, value)| is_update(graph, value));
+    for (group, value) in others.into_iter().chain(updates) {
         let may_join = fuser.options.fuse && !fuser.forbidden.merge.contains(&value);
         if let Some(host) = may_join.then(|| find_host(fuser, clusters, &read, group, value)).flatten() {
             read[host].extend(loads(fuser, &[value]));
@@ -179,11 +181,14 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
     }
 }
 
+fn is_update(graph: &Graph, value: ValueId) -> bool {
+    graph.updates.iter().any(|update| update.value == value)
+}
+
 /// The cluster that reads most of what a body reads, of those that can take it; none that reads nothing of it, but for the
 /// update of a state, which is small and costs least beside anything else.
 fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<ValueId>], own: Group, value: ValueId) -> Option<usize> {
     let wanted = loads(fuser, &[value]);
-    let is_update = fuser.graph.updates.iter().any(|update| update.value == value);
     let fits = |idx: usize| -> bool {
         let (group, cluster) = &clusters[idx];
         let waits = fuser.links.needs(own).any(|need| need == *group);
@@ -195,19 +200,21 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
             && !fuser.links.are_apart(own, *group)
     };
     let rank = |idx: usize| match clusters[idx].1.kind {
-        ClusterKind::Rows(ref rows) if reads_any(fuser, value, &rows.reductions) => 2,
-        ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 1,
-        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 0,
+        ClusterKind::Rows(ref rows) if reads_any(fuser, value, &rows.reductions) => 3,
+        // The scores read less than the whole scan does.
+        ClusterKind::Scan(ref scan) if !is_step_scan(fuser.graph, fuser.node_of(scan.y)) => 0,
+        ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 2,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 1,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
         common + clusters[idx].1.stores().iter().filter(|stored| wanted.contains(*stored)).count()
     };
-    let candidates =
-        (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0 || is_update);
+    let candidates = (0..clusters.len()).map(|idx| (shared(idx) > 0, rank(idx), shared(idx), std::cmp::Reverse(idx)));
+    let candidates = candidates.filter(|&(shares, ..)| shares || is_update(fuser.graph, value));
     let mut candidates: Vec<_> = candidates.collect();
     candidates.sort_unstable();
-    candidates.into_iter().rev().map(|(_, _, std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
+    candidates.into_iter().rev().map(|(.., std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
 }
 
 /// Whether a cluster of one kernel with one more body still binds no more than that may; others may leave bodies out again.
