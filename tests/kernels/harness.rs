@@ -50,7 +50,13 @@ pub(crate) fn check_within(name: &str, graph: &Graph, tolerance: f64, lower: &Lo
         plan(graph, &target, lower).map_err(|error| format!("{name} for {profile}: {error}"))?;
     }
     let Some(device) = gpu()? else { return Ok(()) };
-    let plan = plan(graph, device.target(), lower)?;
+    run_for(name, graph, tolerance, device.target(), lower)
+}
+
+/// As [`check_within`], with the kernels that a target like `target` gets, of which the device must be able to run all.
+pub(crate) fn run_for(name: &str, graph: &Graph, tolerance: f64, target: &Target, lower: &Lower<'_>) -> Outcome<()> {
+    let Some(device) = gpu()? else { return Ok(()) };
+    let plan = plan(graph, target, lower)?;
     let texts: Vec<String> = plan.kernels.iter().map(|kernel| kernel.wgsl.clone()).collect();
 
     let mut tensors = Source(1);

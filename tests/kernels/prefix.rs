@@ -1,6 +1,7 @@
 //! Running sums.
 
-use crate::harness::{Outcome, all_inline, check_within, output};
+use crate::common::gpu;
+use crate::harness::{Outcome, all_inline, check_within, output, run_for};
 use monopass_ir::{DType, GraphBuilder};
 use monopass_lower::kernels::elementwise::Body;
 use monopass_lower::kernels::prefix::{RunningSum, lower_cumsum};
@@ -98,6 +99,25 @@ fn sums_start_anew_across_lanes_and_chunks() {
         check_resets(257, 1, reverse, &[]).unwrap();
         check_resets(1028, 1, reverse, &[]).unwrap();
         check_resets(0, 3, reverse, &[0, 1]).unwrap();
+    }
+}
+
+#[test]
+fn wide_workgroups_of_other_devices_sum_the_same() {
+    let Some(device) = gpu().unwrap() else { return };
+    let target = monopass_lower::Target { is_cpu: false, ..device.target().clone() };
+    for (len, inner, reverse) in [(2050, 1, false), (1300, 259, true), (600, 64, false), (515, 24, true)] {
+        let g = GraphBuilder::new("t");
+        let x = g.input_dynamic("x", DType::F32, [3, len, inner], &[0, 1]);
+        let dense = g.input_dynamic("dense", DType::F32, [3, len], &[0, 1]);
+        g.output("plain", x.cumsum(None, 1usize, reverse, 0.0));
+        g.output("anew", x.cumsum(Some((dense + 1.98).lt(dense * 0.0)), 1usize, reverse, 1000.0));
+        let graph = g.finish().unwrap();
+        let sums = ["plain", "anew"].map(|name| output(&graph, name).unwrap());
+        run_for(&format!("wide {len} by {inner}"), &graph, 1e-5, &target, &|ctx, _| {
+            sums.iter().map(|&value| lower_cumsum(ctx, &RunningSum::alone(value), &all_inline(&graph))).collect()
+        })
+        .unwrap();
     }
 }
 

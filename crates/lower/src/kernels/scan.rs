@@ -267,13 +267,14 @@ fn scores(mut kb: KernelBuilder<'_>, item: &ScanItem, geometry: &Geometry, buffe
         store_matrix(kb, &name, &base, row, col, positions, positions, acc);
     });
     let flops = sizes[..3].iter().fold(2 * positions * positions * geometry.d_state.value(), |n, size| n.saturating_mul(size.value()));
+    let flops_extra: u64 = item.extra.iter().flat_map(|body| &body.outputs).map(|&out| kb.ctx.graph.ty(out).n_elems()).sum();
     kb.finish(Finish {
         label: format!("scan_scores {{chunk = {}, tile = [{}, {}]}}", geometry.chunk, tile.rows, tile.cols),
         comment: "c[i, j] = q_i . k_j over the positions of a chunk; a workgroup computes one tile for one group.".to_owned(),
         workgroup_size: tile.threads(),
         n_workgroups: n_workgroups + n_extra,
         loop_trips: geometry.d_state.value().div_ceil(4),
-        flops,
+        flops: flops.saturating_add(flops_extra),
         computes: std::iter::once(item.y).chain(item.extra.iter().flat_map(|body| body.outputs.iter().copied())).collect(),
     })
 }

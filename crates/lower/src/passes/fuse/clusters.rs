@@ -144,7 +144,9 @@ fn add_bodies(fuser: &mut Fuser<'_>, clusters: &mut Vec<(Group, Cluster)>) {
     }
     relink(fuser, &own);
     let mut read: Vec<IndexSet<ValueId>> = clusters.iter().map(|(_, cluster)| loads(fuser, &cluster.roots())).collect();
-    for (group, value) in own {
+    // What leaves the graph goes last, when the cluster that reads most of what it reads is there.
+    let (leaving, others): (Vec<_>, Vec<_>) = own.into_iter().partition(|&(_, value)| fuser.named.contains(&value));
+    for (group, value) in others.into_iter().chain(leaving) {
         let may_join = fuser.options.fuse && !fuser.forbidden.alone.contains(&value);
         if let Some(host) = may_join.then(|| find_host(fuser, clusters, &read, group, value)).flatten() {
             read[host].extend(loads(fuser, &[value]));
@@ -180,11 +182,10 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
     }
 }
 
-/// The cluster that reads most of what a body reads, of those that can take it; none that reads nothing of it, but for the
-/// update of a state, which is small and costs least beside anything else.
+/// The cluster that reads most of what a body reads, of those that can take it; none that reads nothing of it, but for
+/// what leaves the graph, such as states: small, and cheapest beside anything else.
 fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<ValueId>], own: Group, value: ValueId) -> Option<usize> {
     let wanted = loads(fuser, &[value]);
-    let is_update = fuser.graph.updates.iter().any(|update| update.value == value);
     let fits = |idx: usize| -> bool {
         let (group, cluster) = &clusters[idx];
         let waits = fuser.links.needs(own).any(|need| need == *group);
@@ -198,19 +199,21 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
             && !fuser.links.are_apart(own, *group)
     };
     let rank = |idx: usize| match clusters[idx].1.kind {
-        ClusterKind::Rows(ref rows) if reads_any(fuser, value, &rows.reductions) => 2,
-        ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 1,
-        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 0,
+        ClusterKind::Rows(ref rows) if reads_any(fuser, value, &rows.reductions) => 3,
+        // The scores read less than the whole scan does.
+        ClusterKind::Scan(ref scan) if !is_step_scan(fuser.graph, fuser.node_of(scan.y)) => 0,
+        ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 2,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 1,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
         common + clusters[idx].1.stores().iter().filter(|stored| wanted.contains(*stored)).count()
     };
-    let candidates =
-        (0..clusters.len()).map(|idx| (rank(idx), shared(idx), std::cmp::Reverse(idx))).filter(|&(_, shared, _)| shared > 0 || is_update);
+    let candidates = (0..clusters.len()).map(|idx| (shared(idx) > 0, rank(idx), shared(idx), std::cmp::Reverse(idx)));
+    let candidates = candidates.filter(|&(shares, ..)| shares || fuser.named.contains(&value));
     let mut candidates: Vec<_> = candidates.collect();
     candidates.sort_unstable();
-    candidates.into_iter().rev().map(|(_, _, std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
+    candidates.into_iter().rev().map(|(.., std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
 }
 
 /// Whether a cluster of one kernel with one more body still binds no more than that may; others may leave bodies out again.
@@ -443,6 +446,11 @@ impl Cluster {
     }
 }
 
+/// Loads behind a value from which on it is worth storing for its own sake.
+const SMALL_LOADS: usize = 3;
+/// How many times smaller than others a value is that is stored before them.
+const SMALL_SHARE: u64 = 16;
+
 /// Finds something to leave out of a cluster that binds too much; false if nothing can be.
 pub fn shrink(
     graph: &Graph,
@@ -474,7 +482,7 @@ pub fn shrink(
     if !cluster.droppable.is_empty() {
         return true;
     }
-    // The inline value with most loads behind it is stored instead.
+    // An inline value with many loads behind it is stored instead: a small one if there is, else the one with most.
     let roots = cluster.roots();
     let mut candidates: Vec<(usize, ValueId)> = Vec::new();
     for value in inline_values(graph, cluster, fusion) {
@@ -483,7 +491,11 @@ pub fn shrink(
             candidates.push((leaves(graph, fusion, value).len(), value));
         }
     }
-    let Some(&(n, value)) = candidates.iter().max_by_key(|(n, value)| (*n, std::cmp::Reverse(numbering.of(*value)))) else { return false };
+    let n_elems = |value: ValueId| graph.ty(value).n_elems();
+    let largest = candidates.iter().map(|&(_, value)| n_elems(value)).max().unwrap_or(0);
+    let is_small = |n: usize, value: ValueId| n >= SMALL_LOADS && n_elems(value).saturating_mul(SMALL_SHARE) <= largest;
+    let rank = |&(n, value): &(usize, ValueId)| (is_small(n, value), n, std::cmp::Reverse(numbering.of(value)));
+    let Some(&(n, value)) = candidates.iter().max_by_key(|candidate| rank(candidate)) else { return false };
     if n < 2 {
         return false;
     }

@@ -39,7 +39,7 @@ impl Asked {
     /// By the kernel that computes `end`; bodies of one shape share a kernel.
     fn way(fuser: &Fuser<'_>, end: ValueId) -> Self {
         let kernel = (fuser.group_of.get(end), &fuser.graph.ty(end).shape);
-        Self { by_anchors: 0, by_way: IndexMap::from([(digest(&kernel), fuser.n_elems(end))]) }
+        Self { by_anchors: 0, by_way: IndexMap::from([(digest(&kernel), fuser.typical(end))]) }
     }
 
     fn add(&mut self, other: &Self) {
@@ -140,7 +140,7 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
     // A dispatch would cost more than what a few tokens, or a few params, take to compute again.
     let is_cheap = is_small || fuser.few_tokens.feeds.contains(&value) && op.class() != Class::Conv;
     let count = if is_cheap { asked.by_anchors } else { asked.by_anchors.saturating_add(asked.bodies()) };
-    let n_elems = fuser.n_elems(value);
+    let n_elems = fuser.typical(value);
     let is_long = || count > n_elems.saturating_mul(REPEATS_OF_LONG) && is_long_chain(fuser, value);
     let repeats = if is_heavy(op) { count > n_elems.saturating_mul(3) / 2 } else { is_long() };
     if repeats {
@@ -208,7 +208,7 @@ fn all_asked(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: Val
 fn asked_by(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: ValueId, user: NodeId) -> Asked {
     let graph = fuser.graph;
     let node = graph.node(user);
-    let n = fuser.n_elems(value);
+    let n = fuser.typical(value);
     let Some(op) = node.op() else { return Asked::default() };
     let place = node.operands.iter().position(|&operand| operand == Some(value)).unwrap_or(0);
     let by_results = || {
@@ -219,8 +219,8 @@ fn asked_by(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: Valu
     match op.class() {
         _ if fuser.few_tokens.serial.contains(&user) => by_results().through(user),
         Class::Contraction => Asked::anchor(n.saturating_mul(times_by_product(&graph.ty(node.results[0]).shape, place))),
-        // A few tokens are staged once a workgroup, and log decays and weights are few.
-        Class::Scan if is_step_scan(graph, user) || matches!(place, 0 | 6 | 7) => Asked::default(),
+        // A few tokens are staged once a workgroup, and what there is one of a token and head is little.
+        Class::Scan if is_step_scan(graph, user) || matches!(place, 0 | 5 | 6 | 7) => Asked::default(),
         Class::Scan => Asked::anchor(n.saturating_mul(3)),
         Class::Conv if place == 0 => Asked::anchor(n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64)),
         Class::Conv | Class::Reduction | Class::Prefix => Asked::anchor(n),

@@ -21,6 +21,7 @@ mod statistics;
 
 pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
+use crate::dynamic::DynamicAxes;
 use crate::emit::LowerCtx;
 use indexmap::IndexSet;
 use few_tokens::FewTokens;
@@ -80,6 +81,9 @@ pub fn fuse(ctx: &LowerCtx<'_>, options: FuseOptions, forbidden: &Forbidden) -> 
     clusters::build(fuser)
 }
 
+/// The size that axes which vary are taken to have.
+const TYPICAL: u64 = 64;
+
 /// What an anchor's cluster is called while it grows.
 type Group = usize;
 
@@ -101,6 +105,7 @@ struct Anchor {
 #[derive(Debug)]
 struct Fuser<'a> {
     graph: &'a Graph,
+    dynamic: &'a DynamicAxes,
     options: FuseOptions,
     forbidden: &'a Forbidden,
     /// Values that are stored so that no kernel binds more, and no expression nests deeper, than it may.
@@ -135,6 +140,7 @@ impl<'a> Fuser<'a> {
         let cuts = if options.fuse { cuts::find(ctx, max_buffers.saturating_sub(1), &is_inline) } else { IndexSet::new() };
         Self {
             graph,
+            dynamic: ctx.dynamic,
             options,
             forbidden,
             cuts,
@@ -206,6 +212,13 @@ impl<'a> Fuser<'a> {
 
     fn n_elems(&self, value: ValueId) -> u64 {
         self.graph.ty(value).n_elems()
+    }
+
+    /// Elements of a value if all axes that vary had one typical size, so that what is decided by them is the same for all
+    /// lengths and batches.
+    fn typical(&self, value: ValueId) -> u64 {
+        let sizes = self.graph.ty(value).shape.iter().enumerate();
+        sizes.map(|(axis, &size)| if self.dynamic.is_dynamic(value, axis) { TYPICAL } else { size as u64 }).fold(1, u64::saturating_mul)
     }
 
     fn label(&self, value: ValueId) -> String {
