@@ -447,7 +447,7 @@ impl Cluster {
 }
 
 /// Loads behind a value from which on it is worth storing for its own sake.
-const SMALL_LOADS: usize = 3;
+const SMALL_LOADS: usize = 4;
 /// How many times smaller than others a value is that is stored before them.
 const SMALL_SHARE: u64 = 16;
 
