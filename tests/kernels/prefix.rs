@@ -67,11 +67,11 @@ fn a_varying_length_is_read_at_run_time() {
 /// Sums that start anew, plain and modulo a period, in the given inner size.
 fn check_resets(len: usize, inner: usize, reverse: bool, dynamic: &[usize]) -> Outcome<()> {
     let g = GraphBuilder::new("t");
-    let x = g.input_dynamic("x", DType::F32, &[3, len, inner], dynamic);
-    let i = g.input_dynamic("i", DType::I32, &[3, len, inner], dynamic);
-    let often = g.input_dynamic("often", DType::Bool, &[3, len], dynamic);
+    let x = g.input_dynamic("x", DType::F32, [3, len, inner], dynamic);
+    let i = g.input_dynamic("i", DType::I32, [3, len, inner], dynamic);
+    let often = g.input_dynamic("often", DType::Bool, [3, len], dynamic);
     // One place in a few hundred, so that sums go over several chunks.
-    let dense = g.input_dynamic("dense", DType::F32, &[3, len], dynamic);
+    let dense = g.input_dynamic("dense", DType::F32, [3, len], dynamic);
     let seldom = (dense + 1.98).lt(dense * 0.0);
     g.output("often", x.cumsum(Some(often), 1usize, reverse, 0.0));
     g.output("seldom", x.cumsum(Some(seldom), 1usize, reverse, 0.0));
@@ -137,9 +137,9 @@ fn what_is_made_from_a_sum_is_stored_with_it() {
     for (shape, axis) in [([3, 9, 5], 1_usize), ([3, 70, 5], 1), ([3, 2, 44], 2), ([1, 37, 64], 1), ([3, 300, 1], 1)] {
         for reverse in [false, true] {
             let g = GraphBuilder::new("t");
-            let x = g.input_dynamic("x", DType::F32, &shape, &[0, 1]);
-            let z = g.input_dynamic("z", DType::F32, &shape, &[0, 1]);
-            let scale = g.param("scale", DType::F32, &[shape[2]]);
+            let x = g.input_dynamic("x", DType::F32, shape, &[0, 1]);
+            let z = g.input_dynamic("z", DType::F32, shape, &[0, 1]);
+            let scale = g.param("scale", DType::F32, [shape[2]]);
             let sum = x.cumsum(None, axis, reverse, 0.0);
             g.output("shown", (sum * 0.125).sin() * scale);
             g.output("gated", (sum + z).silu());
