@@ -3,24 +3,14 @@
 use crate::common::{Outcome, compile, profile, settle};
 use crate::{published, small};
 use indexmap::IndexSet;
-use monopass_blocks::{BlockConfig, BlockGraph, Head, Io, LmConfig, LmGraph, block, model};
+use monopass_blocks::{BlockGraph, Head, Io, LmConfig, LmGraph, block, model};
 use monopass_ir::Graph;
 use monopass_lower::{CompileOptions, Target};
 
 /// Lengths by class: one token to eight, under 256 rows, more.
 const CLASSES: [&[usize]; 3] = [&[1, 5, 8], &[20, 100], &[300, 2048]];
-/// The same where a single token is a graph of its own: in packed sequences, since none can start after it, and in blocks that
-/// turn, since one token has no running sum of angles.
-const APART: [&[usize]; 3] = [&[2, 5, 8], &[20, 100], &[300, 2048]];
-
-/// Classes of a block's lengths.
-fn classes(config: &BlockConfig) -> &'static [&'static [usize]] {
-    if turns(config) { &APART } else { &CLASSES }
-}
-
-fn turns(config: &BlockConfig) -> bool {
-    config.kind() != "mamba2"
-}
+/// The same where a single token is a graph of its own: in packed sequences, since none can start after it.
+const PACKED: [&[usize]; 3] = [&[2, 5, 8], &[20, 100], &[300, 2048]];
 
 fn texts(graph: &Graph, target: &Target) -> Outcome<IndexSet<String>> {
     Ok(compile(graph, target, &CompileOptions::default())?.kernels.into_iter().map(|kernel| kernel.wgsl).collect())
@@ -60,7 +50,7 @@ fn of_blocks() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published().into_iter().chain(small()) {
         for io in [Io::Stateful, Io::Fresh] {
-            let checked = check(&format!("{name} {io:?}"), classes(&config), |len| Ok(block::graph(&config, 1, len, io)?));
+            let checked = check(&format!("{name} {io:?}"), &CLASSES, |len| Ok(block::graph(&config, 1, len, io)?));
             problems.extend(checked.err().map(|error| error.to_string()));
         }
     }
@@ -71,9 +61,7 @@ fn of_blocks() -> Outcome {
 #[test]
 fn of_batches() -> Outcome {
     for (name, config) in small() {
-        let first: &[usize] = if turns(&config) { &[2] } else { &[1, 2] };
-        check(name, &[first, &[9, 20, 80], &[300, 500]], |len| Ok(block::graph(&config, 3, len, Io::Stateful)?))?;
-        check(name, &[&[3, 5, 8]], |len| Ok(block::graph(&config, 3, len, Io::Stateful)?))?;
+        check(name, &[&[1, 2], &[3, 5, 8], &[9, 20, 80], &[300, 500]], |len| Ok(block::graph(&config, 3, len, Io::Stateful)?))?;
     }
     Ok(())
 }
@@ -82,7 +70,7 @@ fn of_batches() -> Outcome {
 fn of_packed_and_padded_sequences() -> Outcome {
     for (name, config) in small() {
         let options = BlockGraph { seq_idx: true, mask: true, ..Io::Fresh.into() };
-        check(name, &APART, |len| Ok(block::graph_with(&config, 1, len, options)?))?;
+        check(name, &PACKED, |len| Ok(block::graph_with(&config, 1, len, options)?))?;
     }
     Ok(())
 }
@@ -90,10 +78,9 @@ fn of_packed_and_padded_sequences() -> Outcome {
 #[test]
 fn of_language_models() -> Outcome {
     for (name, block) in small() {
-        let classes = classes(&block);
         let config = LmConfig::new(block, 2, 61);
         for head in [Head::Logits, Head::Next] {
-            check(&format!("{name} {head:?}"), classes, |len| Ok(model::graph(&config, 1, len, LmGraph::new(Io::Stateful, head))?))?;
+            check(&format!("{name} {head:?}"), &CLASSES, |len| Ok(model::graph(&config, 1, len, LmGraph::new(Io::Stateful, head))?))?;
         }
     }
     Ok(())

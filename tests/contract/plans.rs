@@ -19,21 +19,22 @@ fn kernel_label<'p>(plan: &'p Plan, cmd: &Cmd) -> &'p str {
     &plan.kernels[cmd.kernel.0 as usize].label
 }
 
-/// Packed sequences take one more, which numbers them.
+/// Eight dispatches a sequence and three a token. Where a kernel binds eight buffers, blocks that turn k and q need more.
 #[test]
 fn blocks_take_few_dispatches() -> Outcome {
     let mut problems = Vec::new();
     for (name, config) in published() {
-        for (target, more) in [("nvidia", 0), ("webgpu-default", 2)] {
-            for (mode, len, most) in [("forward", 2048, 8), ("packed", 2048, 9), ("step", 1, 3)] {
+        let turns = config.kind() != "mamba2";
+        for (target, more) in [("nvidia", [0, 0]), ("webgpu-default", if turns { [6, 1] } else { [0, 0] })] {
+            for (mode, len, most) in [("forward", 2048, 8 + more[0]), ("packed", 2048, 9 + more[0]), ("step", 1, 3 + more[1])] {
                 let target = profile(target)?;
                 let plan = if mode == "packed" { packed_plan(&config, len, &target)? } else { plan(&config, len, &target)? };
-                if plan.cmds.len() > most + more {
+                if plan.cmds.len() > most {
                     problems.push(format!(
                         "{name} {mode} for {}: {} dispatches, at most {} wanted\n{plan}",
                         target.name,
                         plan.cmds.len(),
-                        most + more
+                        most
                     ));
                 }
             }
@@ -92,14 +93,14 @@ fn no_kernel_loops_over_more_than_a_chunk() -> Outcome {
     for (name, config) in published() {
         for target in ["nvidia", "webgpu-default", "lavapipe"] {
             let target = profile(target)?;
-            let (one, two) = (plan(&config, 2048, &target)?, plan(&config, 4096, &target)?);
+            let (one, two) = (plan(&config, 1024, &target)?, plan(&config, 2048, &target)?);
             assert_eq!(one.cmds.len(), two.cmds.len(), "{name} for {}", target.name);
             let is_carry = |cmd: &Cmd| kernel_label(&one, cmd).starts_with("scan_carry");
             assert_eq!(one.cmds.iter().filter(|cmd| is_carry(cmd)).count(), 1, "{name} for {}", target.name);
             for (cmd, longer) in one.cmds.iter().zip(&two.cmds) {
                 let label = kernel_label(&one, cmd);
                 if is_carry(cmd) || label.starts_with("cumsum") {
-                    assert!(cmd.loop_trips <= 2048 / 16, "{name} for {}: {label} makes {} trips", target.name, cmd.loop_trips);
+                    assert!(longer.loop_trips <= 2048 / 16, "{name} for {}: {label} makes {} trips", target.name, longer.loop_trips);
                 } else {
                     assert_eq!(cmd.loop_trips, longer.loop_trips, "{name} for {}: {label}", target.name);
                 }
