@@ -9,9 +9,6 @@ use monopass_lower::{CompileOptions, Target};
 
 /// Lengths by class: one token to eight, under 256 rows, more.
 const CLASSES: [&[usize]; 3] = [&[1, 5, 8], &[20, 100], &[300, 2048]];
-/// The same where a single token is a graph of its own: in packed sequences, since none can start after it.
-const PACKED: [&[usize]; 3] = [&[2, 5, 8], &[20, 100], &[300, 2048]];
-
 fn texts(graph: &Graph, target: &Target) -> Outcome<IndexSet<String>> {
     Ok(compile(graph, target, &CompileOptions::default())?.kernels.into_iter().map(|kernel| kernel.wgsl).collect())
 }
@@ -70,7 +67,7 @@ fn of_batches() -> Outcome {
 fn of_packed_and_padded_sequences() -> Outcome {
     for (name, config) in small() {
         let options = BlockGraph { seq_idx: true, mask: true, ..Io::Fresh.into() };
-        check(name, &PACKED, |len| Ok(block::graph_with(&config, 1, len, options)?))?;
+        check(name, &CLASSES, |len| Ok(block::graph_with(&config, 1, len, options)?))?;
     }
     Ok(())
 }

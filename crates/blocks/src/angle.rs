@@ -16,15 +16,13 @@ pub fn running_angle<'g>(added: Tensor<'g>, start: Option<Tensor<'g>>, reset: Op
     added.cumsum(reset, 1usize, false, TURN)
 }
 
-/// The angle that each token and those after it add, in radians within half a turn of 0, with a last entry of 0: entry `t + 1` is
-/// what comes after token `t`, and entry 0 is what all tokens add.
+/// The angle that each token and those after it add, in radians within half a turn of 0: of the first token, what all add.
 ///
-/// Shapes: `added [B, L, ..]` with `L` at least 1, the angle in radians that each token adds → `[B, L + 1, ..]`.
+/// Shapes: `added [B, L, ..]` with `L` at least 1, the angle in radians that each token adds → as `added`.
 #[track_caller]
 #[must_use]
 pub fn angle_to_end(added: Tensor<'_>) -> Tensor<'_> {
-    let shape = added.shape();
-    added.pad(vec![0; shape.len()], along_tokens(&shape, 1), 0.0).cumsum(None, 1usize, true, TURN)
+    added.cumsum(None, 1usize, true, TURN)
 }
 
 /// What each token's successor has, and 0 at the last token: a graph of one form for any number of tokens.

@@ -35,14 +35,11 @@ pub fn conv<'g>(x: Tensor<'g>, with: &Conv<'g>, state: Option<Tensor<'g>>, reset
 /// Where a new sequence starts: where `seq_idx` differs from the token before. The first token says nothing, and the ops
 /// that take resets ignore it: the state that is handed in belongs to the first sequence.
 ///
-/// Shapes: `seq_idx [B, L]` i32 → `[B, L]` bool; `None` if there is no second token.
+/// Shapes: `seq_idx [B, L]` i32 → `[B, L]` bool; `None` if there is no token.
 #[track_caller]
 #[must_use]
 pub fn resets(seq_idx: Tensor<'_>) -> Option<Tensor<'_>> {
     let len = seq_idx.dim(1);
-    if len < 2 {
-        return None;
-    }
-    let before = seq_idx.slice_axis(1, 0, len - 1).pad([0, 1], [0, 0], 0.0);
-    Some(seq_idx.ne(before))
+    let before = seq_idx.pad([0, 1], [0, 0], 0.0).slice_axis(1, 0, len);
+    (len > 0).then(|| seq_idx.ne(before))
 }

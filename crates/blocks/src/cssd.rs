@@ -74,11 +74,11 @@ impl<'g> Cssd<'g> {
         let z = Complex { re: delta * -rate.exp(), im: delta * speed };
         let held = phi1(z).scaled(delta);
 
-        // A sequence of no tokens has no last one to turn with. Cosine and sine are those of the sums themselves, and what comes
-        // after a token is a part of them.
-        let to_end = (len > 0).then(|| Complex::cis(angle_to_end(z.im)));
-        let turned = to_end.map(|to_end| to_end.slice_axis(1, 1, len + 1));
-        let total = to_end.map(|to_end| to_end.slice_axis(1, 0, 1));
+        // A sequence of no tokens has no last one to turn with.
+        let to_end = (len > 0).then(|| angle_to_end(z.im));
+        let turned = to_end.map(|to_end| Complex::cis(to_end - z.im));
+        // Cosine and sine are taken before the first token is cut out, so that they are made where the sum is.
+        let total = to_end.map(|to_end| Complex::cis(to_end).slice_axis(1, 0, 1));
         let k = self.by_head(inputs.b, Some(turned.map_or(held, |turned| held.times(turned))));
         let q = self.by_head(inputs.c, turned);
         let heads = x.reshape([batch, len, self.nheads, 1, self.headdim]);

@@ -195,7 +195,7 @@ fn fused_steps(ctx: &LowerCtx<'_>, options: &CompileOptions, sink: &mut dyn Dump
             let lowered = lower_cluster(ctx, cluster, &fusion, &mut steps)?;
             let bound = lowered.iter().map(|step| step.args.len()).max().unwrap_or(0);
             if bound > ctx.target.max_storage_buffers as usize && attempt < MAX_ATTEMPTS {
-                fits &= !fuse::shrink(ctx.graph, cluster, &fusion, bound, ctx.target, &mut forbidden);
+                fits &= !fuse::shrink(ctx, cluster, &fusion, bound, &mut forbidden);
             }
             steps.steps.extend(lowered);
         }

@@ -72,9 +72,13 @@ impl DynamicAxes {
                 flags
             }
             Op::Permute { axes } => axes.iter().map(|&axis| at(x, axis)).collect(),
-            // A single element of a varying axis, such as the last token, does not vary.
+            // A single element of a varying axis, such as the last token, does not vary; a window of a padded axis does.
             Op::Slice { starts, ends } => {
-                (0..rank).map(|axis| at(x, axis) && (ends[axis] - starts[axis] != 1 || starts[axis] == 0)).collect()
+                let Some(from) = operands[0] else { return vec![false; rank] };
+                let to: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
+                let cut = self.cut_axes(graph, from, starts, &to);
+                let is_window = |axis: usize| matches!(graph.def(from).op(), Some(Op::Pad { lo, hi, .. }) if lo[axis] + hi[axis] > 0);
+                (0..rank).map(|axis| at(x, axis) && (to[axis] != 1 || !cut.contains(&axis) || is_window(axis))).collect()
             }
             Op::Pad { .. } | Op::Cumsum { .. } => x.to_vec(),
             Op::Concat { .. } => (0..rank).map(|axis| (0..operands.len()).any(|idx| at(self.operand(operands, idx), axis))).collect(),

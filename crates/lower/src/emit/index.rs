@@ -55,14 +55,14 @@ impl Index {
     }
 
     /// What tells it from other index vectors of the same value: each position with the number of axes behind its run,
-    /// so that a row and a column are told apart. Axes of size 1 do not count, since they may stand in any part, and where
-    /// a run has one element its position is 0 whatever it is called.
+    /// so that a row and a column are told apart. Axes of size 1 whatever the length do not count, since they may stand in any
+    /// part, and where a run has one element its position is 0 whatever it is called.
     #[must_use]
     pub fn key(&self) -> String {
         let mut behind = 0;
         let mut terms = Vec::new();
         for part in self.0.iter().rev() {
-            let n_axes = part.sizes.iter().filter(|size| size.value() != 1).count();
+            let n_axes = part.sizes.iter().filter(|size| !size.is_one()).count();
             if !part.is_zero() && n_axes > 0 {
                 terms.push(format!("{}@{behind}", part.expr));
             }

@@ -208,7 +208,9 @@ impl KernelBuilder<'_> {
         let mut parts = Vec::new();
         for (axis, part) in index.per_axis(self).into_iter().enumerate() {
             let size = sizes[axis].clone();
-            if lo[axis] == 0 && part.sizes[0].value() == size.value() {
+            // An axis that varies is padded from one element even where it has one itself, so that the text stays the same.
+            let is_same = part.sizes[0].value() == size.value() && (size.is_one() == part.sizes[0].is_one());
+            if lo[axis] == 0 && is_same {
                 parts.push(part);
                 continue;
             }

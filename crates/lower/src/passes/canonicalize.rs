@@ -125,7 +125,10 @@ fn single_concat(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {
 
 fn empty_pad(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {
     let Op::Pad { lo, hi, .. } = node.op()? else { return None };
-    lo.iter().chain(hi).all(|&n| n == 0).then_some(operand(rewriter, node)?.0)
+    let (x, _) = operand(rewriter, node)?;
+    // What pads one element to a length of one pads it to more at other lengths, which take the same text.
+    let has_one = rewriter.graph().ty(x).shape.contains(&1);
+    (!has_one && lo.iter().chain(hi).all(|&n| n == 0)).then_some(x)
 }
 
 /// `lhs`, if `rhs` is a constant `number` whose shape changes nothing.

@@ -1,6 +1,7 @@
 //! From decisions to clusters in an order in which they can run.
 
 use super::{Fuser, Fusion, Group, few_tokens, is_half, is_step_scan};
+use crate::emit::LowerCtx;
 use crate::kernels::elementwise::Body;
 use crate::kernels::matmul::Product;
 use crate::kernels::prefix::RunningSum;
@@ -51,9 +52,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => rows.outputs.iter().copied().chain(outputs_of(&rows.extra)).collect(),
             ClusterKind::Cumsum(sum) => sum.outputs.iter().copied().chain(outputs_of(&sum.extra)).collect(),
             ClusterKind::Product(product) => product.outputs.clone(),
-            ClusterKind::Scan(scan) => {
-                scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect()
-            }
+            ClusterKind::Scan(scan) => scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect(),
         }
     }
 }
@@ -111,7 +110,11 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
             outputs,
             extra: Vec::new(),
             rows: anchor.rows.clone(),
-            staged: if is_step_scan(graph, anchor.node) { few_tokens::staged(graph, node, &|value| !is_stored(&value)) } else { Vec::new() },
+            staged: if is_step_scan(graph, anchor.node) {
+                few_tokens::staged(graph, node, &|value| !is_stored(&value))
+            } else {
+                Vec::new()
+            },
         }),
         Class::Prefix => ClusterKind::Cumsum(RunningSum { value: primary, outputs, extra: Vec::new() }),
         Class::Reduction => {
@@ -452,14 +455,8 @@ const SMALL_LOADS: usize = 4;
 const SMALL_SHARE: u64 = 16;
 
 /// Finds something to leave out of a cluster that binds too much; false if nothing can be.
-pub fn shrink(
-    graph: &Graph,
-    cluster: &Cluster,
-    fusion: &Fusion,
-    bound: usize,
-    target: &crate::Target,
-    forbidden: &mut super::Forbidden,
-) -> bool {
+pub fn shrink(ctx: &LowerCtx<'_>, cluster: &Cluster, fusion: &Fusion, bound: usize, forbidden: &mut super::Forbidden) -> bool {
+    let (graph, target) = (ctx.graph, ctx.target);
     let numbering = graph.numbering();
     let limit = target.max_storage_buffers;
     let mut note = |value: ValueId| {
@@ -491,7 +488,7 @@ pub fn shrink(
             candidates.push((leaves(graph, fusion, value).len(), value));
         }
     }
-    let n_elems = |value: ValueId| graph.ty(value).n_elems();
+    let n_elems = |value: ValueId| super::typical(graph, ctx.dynamic, value);
     let largest = candidates.iter().map(|&(_, value)| n_elems(value)).max().unwrap_or(0);
     let is_small = |n: usize, value: ValueId| n >= SMALL_LOADS && n_elems(value).saturating_mul(SMALL_SHARE) <= largest;
     let rank = |&(n, value): &(usize, ValueId)| (is_small(n, value), n, std::cmp::Reverse(numbering.of(value)));

@@ -145,9 +145,7 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
     let repeats = if is_heavy(op) { count > n_elems.saturating_mul(3) / 2 } else { is_long() };
     if repeats {
         let label = fuser.label(value);
-        fuser
-            .not_fused
-            .push(format!("{label}: computed where it is read it would be computed {count} times for {n_elems} elements"));
+        fuser.not_fused.push(format!("{label}: computed where it is read it would be computed {count} times for {n_elems} elements"));
     }
     repeats || is_half(fuser.graph.ty(value).dtype) && is_heavy(op)
 }

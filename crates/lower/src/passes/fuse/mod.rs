@@ -23,8 +23,8 @@ pub use clusters::{Cluster, ClusterKind, describe, shrink};
 
 use crate::dynamic::DynamicAxes;
 use crate::emit::LowerCtx;
-use indexmap::IndexSet;
 use few_tokens::FewTokens;
+use indexmap::IndexSet;
 use links::Links;
 use monopass_ir::graph::Node;
 use monopass_ir::op::{Accuracy, Class};
@@ -166,7 +166,15 @@ impl<'a> Fuser<'a> {
             }
             let needs: Vec<Group> = node.present_operands().flat_map(|operand| self.groups_behind(operand)).collect();
             let group = self.links.add(needs);
-            self.anchors.push(Anchor { node: id, epilogue: Vec::new(), sides: Vec::new(), statistics: Vec::new(), rows: Vec::new(), of_rows: Vec::new(), state: self.renamed_state(node) });
+            self.anchors.push(Anchor {
+                node: id,
+                epilogue: Vec::new(),
+                sides: Vec::new(),
+                statistics: Vec::new(),
+                rows: Vec::new(),
+                of_rows: Vec::new(),
+                state: self.renamed_state(node),
+            });
             let stored_as = self.anchors.last().and_then(|anchor| anchor.state);
             for result in node.results.iter().copied().chain(stored_as) {
                 self.group_of.insert(result, group);
@@ -214,16 +222,21 @@ impl<'a> Fuser<'a> {
         self.graph.ty(value).n_elems()
     }
 
-    /// Elements of a value if all axes that vary had one typical size, so that what is decided by them is the same for all
-    /// lengths and batches.
+    /// Elements of a value at the typical size.
     fn typical(&self, value: ValueId) -> u64 {
-        let sizes = self.graph.ty(value).shape.iter().enumerate();
-        sizes.map(|(axis, &size)| if self.dynamic.is_dynamic(value, axis) { TYPICAL } else { size as u64 }).fold(1, u64::saturating_mul)
+        typical(self.graph, self.dynamic, value)
     }
 
     fn label(&self, value: ValueId) -> String {
         format!("%{} {}", self.graph.numbering().of(value), self.graph.def(value).mnemonic())
     }
+}
+
+/// Elements of a value if all axes that vary had one typical size, so that what is decided by them is the same for all lengths
+/// and batches.
+fn typical(graph: &Graph, dynamic: &DynamicAxes, value: ValueId) -> u64 {
+    let sizes = graph.ty(value).shape.iter().enumerate();
+    sizes.map(|(axis, &size)| if dynamic.is_dynamic(value, axis) { TYPICAL } else { size as u64 }).fold(1, u64::saturating_mul)
 }
 
 /// Whether an op can be computed at an index by the emitter.
@@ -245,9 +258,8 @@ pub fn is_view(op: &Op) -> bool {
 fn is_heavy(op: &Op) -> bool {
     match op.class() {
         Class::Elementwise => op.accuracy() != Accuracy::Exact && !matches!(op, Op::Add {} | Op::Sub {} | Op::Mul {}),
-        Class::Movement => matches!(op, Op::Pad { .. }),
         Class::Index | Class::Conv => true,
-        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
+        Class::Movement | Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
     }
 }
 
