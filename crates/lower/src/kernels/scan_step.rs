@@ -200,12 +200,12 @@ impl StepKernel<'_> {
     fn stage_values(&self, kb: &mut KernelBuilder<'_>, batch: &str, head: &str) {
         let geometry = self.geometry;
         let tokens = [geometry.batch.clone(), geometry.len.clone()];
-        let len = kb.num(&geometry.len);
-        let row = if geometry.batch.is_one() { "t".to_owned() } else { kb.bind(format!("{batch} * {len} + t")) };
         let mut heads: IndexMap<u64, Vec<ValueId>> = IndexMap::new();
         for staged in &self.item.staged {
             match *staged {
                 Staged::Row(value) => {
+                    let len = kb.num(&geometry.len);
+                    let row = if geometry.batch.is_one() { "t".to_owned() } else { kb.bind(format!("{batch} * {len} + t")) };
                     let at = Index(vec![single(kb, value, 0, batch), single(kb, value, 1, "t")]);
                     super::row_stats::emit(kb, value, &tokens, &row, Some(&at), 64);
                 }

@@ -29,6 +29,7 @@ pub(super) struct FewTokens {
 /// The values and sums behind all scans over a few tokens; sums for which `is_apart` holds stay anchors.
 pub(super) fn find(graph: &Graph, is_apart: &dyn Fn(ValueId) -> bool) -> FewTokens {
     let mut found = FewTokens::default();
+    let stored = behind_products(graph);
     let scans = graph.nodes().filter(|&(id, _)| is_step_scan(graph, id));
     let mut open: Vec<ValueId> = scans.flat_map(|(_, node)| node.present_operands()).collect();
     while let Some(value) = open.pop() {
@@ -36,12 +37,28 @@ pub(super) fn find(graph: &Graph, is_apart: &dyn Fn(ValueId) -> bool) -> FewToke
         let node = graph.node(id);
         let Some(op) = node.op() else { continue };
         let is_serial = is_short_sum(graph, node, op) && !is_apart(value);
-        if (is_serial || is_inline_op(op)) && found.feeds.insert(value) {
+        if (is_serial || is_inline_op(op)) && !stored.contains(&value) && found.feeds.insert(value) {
             if is_serial {
                 found.serial.insert(id);
             }
             open.extend(node.present_operands());
         }
+    }
+    found
+}
+
+/// What is made from a product's result element by element, which the product's own kernel does.
+fn behind_products(graph: &Graph) -> IndexSet<ValueId> {
+    let mut found = IndexSet::new();
+    for (_, node) in graph.nodes() {
+        let Some(op) = node.op() else { continue };
+        let keeps_order = op.class() == Class::Elementwise || matches!(op, Op::Reshape { .. });
+        let is_one = |&result: &ValueId| {
+            let is_own = |x: ValueId| found.contains(&x) && graph.ty(x).n_elems() == graph.ty(result).n_elems();
+            op.class() == Class::Contraction || keeps_order && node.present_operands().any(is_own)
+        };
+        let ones: Vec<ValueId> = node.results.iter().copied().filter(is_one).collect();
+        found.extend(ones);
     }
     found
 }
