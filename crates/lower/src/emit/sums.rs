@@ -3,8 +3,9 @@
 use super::index::{Index, Part};
 use super::kernel::{KernelBuilder, Width, register_type};
 use super::value::literal;
+use monopass_ir::ValueId;
 use monopass_ir::graph::Node;
-use monopass_ir::{DType, ValueId};
+use monopass_ir::ops::reduce::period_parts;
 
 /// Attributes of a running sum.
 pub(super) struct RunningSum {
@@ -71,8 +72,8 @@ impl KernelBuilder<'_> {
         let term = self.emit(x, &Index(parts), Width::One);
         self.line(format!("{sum} += {term};"));
         if attrs.period > 0.0 {
-            let whole = self.whole_periods(&sum, attrs.period);
-            self.line(format!("{sum} -= {whole};"));
+            let rest = self.modulo(&sum, attrs.period);
+            self.line(format!("{sum} = {rest};"));
         }
         if let Some(anew) = anew.filter(|_| attrs.reverse) {
             self.line(anew);
@@ -81,9 +82,15 @@ impl KernelBuilder<'_> {
         sum
     }
 
-    /// The whole periods in a sum, which its value modulo the period lacks.
-    pub(crate) fn whole_periods(&mut self, sum: &str, period: f64) -> String {
-        let period = literal(period, DType::F32, Width::One);
-        format!("{period} * floor({sum} / {period} + 0.5)")
+    /// A sum, an identifier, less the whole periods in it.
+    pub(crate) fn modulo(&mut self, sum: &str, period: f64) -> String {
+        #[expect(clippy::cast_possible_truncation, reason = "the kernel's arithmetic is f32")]
+        let narrow = |x: f64| x as f32;
+        let (head, tail) = period_parts(period);
+        let (period, head, tail) = (narrow(period), narrow(head), narrow(tail));
+        let turns = self.fresh("turns");
+        self.line(format!("let {turns} = floor({sum} / {period:?} + 0.5);"));
+        let rest = if tail == 0.0 { String::new() } else { format!(" - {turns} * ({tail:?})") };
+        format!("{sum} - {turns} * {head:?}{rest}")
     }
 }

@@ -15,7 +15,6 @@ use crate::emit::num::product;
 use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Part, Width};
 use crate::step::Step;
 use indexmap::IndexSet;
-use monopass_ir::ops::reduce::period_parts;
 use monopass_ir::{DType, Op, ValueId};
 
 /// Rows of at most this many elements are summed by one invocation each.
@@ -247,17 +246,7 @@ impl<'i> Scan<'i> {
 
     /// A sum, an identifier, modulo the period if there is one.
     fn wrapped(&self, kb: &mut KernelBuilder<'_>, sum: &str) -> String {
-        if self.period == 0.0 {
-            return sum.to_owned();
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "the kernel's arithmetic is f32")]
-        let narrow = |x: f64| x as f32;
-        let (head, tail) = period_parts(self.period);
-        let (period, head, tail) = (narrow(self.period), narrow(head), narrow(tail));
-        let turns = kb.fresh("turns");
-        kb.line(format!("let {turns} = floor({sum} / {period:?} + 0.5);"));
-        let rest = if tail == 0.0 { String::new() } else { format!(" - {turns} * ({tail:?})") };
-        format!("{sum} - {turns} * {head:?}{rest}")
+        if self.period == 0.0 { sum.to_owned() } else { kb.modulo(sum, self.period) }
     }
 }
 
