@@ -26,7 +26,7 @@ const OUTPUT_BUFFERS: usize = 6;
 /// Positions (tokens times ranks) of a chunk.
 const CHUNK_POSITIONS: usize = 64;
 /// Rows or columns of a tile.
-const MAX_TILE: usize = 64;
+const MAX_TILE: u32 = 64;
 
 /// A scan with what is fused to it.
 #[derive(Clone, Debug)]
@@ -444,7 +444,7 @@ fn outputs(mut kb: KernelBuilder<'_>, item: &ScanItem, buffers: &Buffers) -> Ste
     let Some(geometry) = buffers.geometry(&mut kb, item) else { return empty_step(kb) };
     let positions = u64::from(geometry.positions());
     let (headdim, d_state) = (geometry.headdim.value(), geometry.d_state.value());
-    let tile = tile_for(kb.ctx, positions, headdim, MAX_TILE as u32);
+    let tile = tile_for(kb.ctx, positions, headdim, MAX_TILE);
     let kb_ref = &mut kb;
     let (tiles_i, tiles_p) = (Num::Static(positions.div_ceil(u64::from(tile.rows))), Num::Static(headdim.div_ceil(u64::from(tile.cols))));
     let sizes = [geometry.batch.clone(), geometry.n_chunks.clone(), geometry.heads.clone(), tiles_i, tiles_p];
@@ -631,7 +631,7 @@ pub(super) fn store_step_y(kb: &mut KernelBuilder<'_>, item: &ScanItem, geometry
 /// Whether a workgroup of the chunked kernels has whole rows of `y`, and so can sum over them before it stores them.
 #[must_use]
 pub fn holds_rows(graph: &monopass_ir::Graph, y: ValueId) -> bool {
-    let fits = graph.ty(y).shape.last().is_some_and(|&headdim| headdim.is_multiple_of(4) && (4..=MAX_TILE).contains(&headdim));
+    let fits = graph.ty(y).shape.last().is_some_and(|&headdim| headdim.is_multiple_of(4) && (4..=MAX_TILE as usize).contains(&headdim));
     fits && !is_step(graph, y)
 }
 

@@ -66,15 +66,12 @@ fn behind_products(graph: &Graph) -> IndexSet<ValueId> {
 /// Whether a sum goes over so little that each reader of its result can do it.
 fn is_short_sum(graph: &Graph, node: &Node, op: &Op) -> bool {
     let Some(x) = node.operands.first().copied().flatten().map(|x| graph.ty(x)) else { return false };
-    match op {
-        // Running sums with a first or last entry beside those of the tokens are as short.
-        Op::Cumsum { axis, .. } => x.shape.get(*axis).is_some_and(|&len| len <= STEP_TOKENS + 1),
-        Op::Sum { axes, .. } | Op::Mean { axes, .. } => {
-            let is_last = axes.as_slice() == [x.rank().saturating_sub(1)];
-            is_last && x.dtype == DType::F32 && x.shape.last().is_some_and(|&len| (1..=MAX_ROW).contains(&len))
-        }
-        _ => false,
+    if let Op::Cumsum { axis, .. } = op {
+        return x.shape.get(*axis).is_some_and(|&len| len <= STEP_TOKENS);
     }
+    let (Op::Sum { axes, .. } | Op::Mean { axes, .. }) = op else { return false };
+    let is_last = axes.as_slice() == [x.rank().saturating_sub(1)];
+    is_last && x.dtype == DType::F32 && x.shape.last().is_some_and(|&len| (1..=MAX_ROW).contains(&len))
 }
 
 /// What the kernel of a scan computes once a token and workgroup before k and q: statistics of the token's rows, and heavy
@@ -107,11 +104,16 @@ pub(super) fn staged(graph: &Graph, scan: &Node, is_inline: &dyn Fn(ValueId) -> 
 
 /// Whether a result that has the axes of tokens is made from the same tokens of those operands that have them.
 fn keeps_tokens(op: &Op) -> bool {
-    match op {
-        Op::Permute { axes } => axes.starts_with(&[0, 1]),
-        Op::Concat { axis } => *axis >= 2,
-        Op::Reshape { .. } | Op::Slice { .. } | Op::Broadcast { .. } | Op::Sum { .. } | Op::Mean { .. } => true,
-        _ => op.class() == Class::Elementwise,
+    match op.class() {
+        Class::Elementwise => true,
+        Class::Reduction => !matches!(op, Op::Argmax { .. }),
+        Class::Movement => {
+            let moves = matches!(op, Op::Pad { .. })
+                || matches!(op, Op::Permute { axes } if !axes.starts_with(&[0, 1]))
+                || matches!(op, Op::Concat { axis } if *axis < 2);
+            !moves
+        }
+        Class::Prefix | Class::Contraction | Class::Conv | Class::Scan | Class::Index => false,
     }
 }
 
