@@ -42,6 +42,8 @@ fn both_blocks_are_told_apart() -> Result {
     assert_eq!((two.config.vocab_size, two.config.tie_embeddings, two.config.n_layer), (32, true, 2));
     assert!(two.tensors.iter().all(|tensor| tensor.dtype == "F16"));
     assert_eq!(two.warnings, Vec::<String>::new());
+    let asked = checkpoint::inspect_with(&files("ckpt_ssm_mamba2")?, &HEAVY_TAIL)?;
+    assert_eq!(asked.warnings, ["a_act = heavy_tail was given, which is for a Mamba-3, and this is none"]);
     let three = checkpoint::inspect_with(&files("ckpt_ssm_mamba3")?, &HEAVY_TAIL)?;
     let block = three.config.block.as_mamba3().ok_or("another block")?;
     assert_eq!((block.is_mimo, block.mimo_rank, block.a_act, block.rope_fraction), (true, 2, AAct::HeavyTail, 0.5));

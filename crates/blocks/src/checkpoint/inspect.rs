@@ -1,7 +1,7 @@
 //! What is in a checkpoint, without converting it.
 
 use super::tensors::Source;
-use super::{CheckpointError, Files, LoadOptions, check_layers, check_shapes, n_elems, read_config};
+use super::{CheckpointError, Files, LoadOptions, check_layers, check_shapes, n_elems, read_config, unused_options};
 use crate::config::LmConfig;
 use std::fmt;
 
@@ -83,7 +83,7 @@ pub fn inspect_with(files: &impl Files, options: &LoadOptions) -> Result<Report,
     let wanted = config.parameters()?;
     let warnings = check_shapes(&config, &wanted, &stored, layout)?;
     let n_params = n_elems(&wanted);
-    let warnings = [warnings, source.unlisted(&stored)].concat();
+    let warnings = [warnings, source.unlisted(&stored), unused_options(&config, options)].concat();
     let tensors = stored.into_values().map(|tensor| TensorReport {
         name: tensor.name,
         file: tensor.file,

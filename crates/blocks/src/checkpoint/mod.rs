@@ -106,7 +106,7 @@ pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint
             params.insert(param.name, tensor.to_f32()?);
         }
     }
-    let warnings = [warnings, source.unlisted(&stored)].concat();
+    let warnings = [warnings, source.unlisted(&stored), unused_options(&config, options)].concat();
     Ok(Checkpoint { config, params, warnings })
 }
 
@@ -127,6 +127,12 @@ fn read_config(
     }
     let config = hf_config::parse(&text, &value, || names::of_model(Role::Head).is_some_and(|head| stored.contains_key(head)))?;
     Ok((config, layout))
+}
+
+/// What was said of a model that is not of the kind that it is about.
+fn unused_options(config: &LmConfig, options: &LoadOptions) -> Vec<String> {
+    let unused = options.a_act.filter(|_| config.block.as_mamba3().is_none());
+    unused.map(|act| format!("a_act = {act} was given, which is for a Mamba-3, and this is none")).into_iter().collect()
 }
 
 /// Elements of all parameters.

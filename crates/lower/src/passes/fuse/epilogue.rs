@@ -145,7 +145,11 @@ fn candidate(fuser: &Fuser<'_>, operand: ValueId, result: ValueId) -> Option<Gro
     // With a leading axis of its own, which may vary, the result would be at another index than the operand.
     let is_view = fuser.graph.def(result).op().is_some_and(|op| op.class() == Class::Movement);
     let keeps_rank = is_view || fuser.graph.ty(operand).rank() == fuser.graph.ty(result).rank();
-    (fits && keeps_rank && !is_bare).then_some(group)
+    // An axis of one element that varies in the result alone is a broadcast at other lengths.
+    let varies = |value: ValueId, axis: usize| fuser.dynamic.is_dynamic(value, axis);
+    let shape = &fuser.graph.ty(result).shape;
+    let is_repeated = !is_view && (0..shape.len()).any(|axis| shape[axis] == 1 && varies(result, axis) && !varies(operand, axis));
+    (fits && keeps_rank && !is_bare && !is_repeated).then_some(group)
 }
 
 /// A reshape at the end of an epilogue is a view for its readers, not a second copy of the result.
