@@ -3,8 +3,8 @@
 
 use indexmap::IndexMap;
 
-/// Bytes of a pickle, at most: it holds names and shapes, some hundred bytes for each tensor.
-const MAX_LEN: usize = 1 << 22;
+/// Bytes of a pickle, at most: it holds names and shapes, some hundred bytes for each tensor, and each byte may take a hundred of memory.
+const MAX_LEN: usize = 1 << 20;
 /// Bytes of what a pickle can make copies of for a few bytes of its own: module, class, function, key of a storage.
 const MAX_NAME: usize = 128;
 /// Axes of a tensor, which are copied in the same way.

@@ -230,13 +230,12 @@ impl StepKernel<'_> {
                 kb.line(format!("{name}[{element}] = {x};"));
             }
             kb.close();
+            // What is computed next may read elements that other invocations have written.
+            kb.line("workgroupBarrier();");
             for (&value, name) in values.iter().zip(names) {
                 let at = Index(vec![single(kb, value, 0, batch), single(kb, value, 1, "t"), single(kb, value, 2, head)]);
                 kb.define_array(value, name, 3, Some(&at));
             }
-        }
-        if !heads.is_empty() {
-            kb.line("workgroupBarrier();");
         }
     }
 
