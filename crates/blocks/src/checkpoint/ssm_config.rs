@@ -152,6 +152,7 @@ fn block(value: &Value, d_model: usize, options: &LoadOptions) -> Result<BlockCo
 
 /// The activation of the decay rate, as the file records it or as the caller says; it is never guessed.
 fn choose_a_act(ssm: &mut Map<String, Value>, asked: Option<AAct>) -> Result<(), CheckpointError> {
+    ssm.retain(|key, value| key != "a_act" || !value.is_null());
     let recorded = ssm.get("a_act").map(Value::to_string);
     match (recorded, asked) {
         (None, None) => Err(CheckpointError::AskAAct),

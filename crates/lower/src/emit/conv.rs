@@ -84,7 +84,7 @@ impl KernelBuilder<'_> {
         }
         let lanes: Vec<String> = (0..4)
             .map(|lane| {
-                let shifted = Part { expr: format!("({} + {lane}u)", channel.expr), align: 1, ..channel.clone() };
+                let shifted = Part { expr: format!("({} + {lane}u)", channel.expr), align: 1, from: None, ..channel.clone() };
                 self.emit(w, &at(shifted), Width::One)
             })
             .collect();
@@ -146,7 +146,7 @@ impl KernelBuilder<'_> {
         }
         let lanes: Vec<String> = (0..4)
             .map(|lane| {
-                let shifted = Part { expr: format!("({} + {lane}u)", taps.channel.expr), align: 1, ..taps.channel.clone() };
+                let shifted = Part { expr: format!("({} + {lane}u)", taps.channel.expr), align: 1, from: None, ..taps.channel.clone() };
                 self.emit(state, &at(shifted), Width::One)
             })
             .collect();

@@ -16,6 +16,19 @@ pub struct Part {
     pub sizes: Vec<Num>,
     /// A number known to divide the position; 0 for position 0, which everything divides.
     pub align: u64,
+    /// What the position is counted from, if it is a neighbour of an aligned one.
+    pub from: Option<From>,
+}
+
+/// An aligned position that another one lies a few steps behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct From {
+    /// The aligned position.
+    pub expr: String,
+    /// A number known to divide it.
+    pub align: u64,
+    /// Steps from it.
+    pub steps: u64,
 }
 
 /// An index vector over all axes of a value.
@@ -25,13 +38,13 @@ pub struct Index(pub Vec<Part>);
 impl Part {
     /// A position in one run; 0 where the run has one element whatever the length, so that it is known under one name.
     pub fn new(expr: impl Into<String>, sizes: Vec<Num>, align: u64) -> Self {
-        if sizes.iter().all(Num::is_one) { Self::zero(sizes) } else { Self { expr: expr.into(), sizes, align } }
+        if sizes.iter().all(Num::is_one) { Self::zero(sizes) } else { Self { expr: expr.into(), sizes, align, from: None } }
     }
 
     /// Position 0 of axes of size 1.
     #[must_use]
     pub fn zero(sizes: Vec<Num>) -> Self {
-        Self { expr: "0u".to_owned(), sizes, align: 0 }
+        Self { expr: "0u".to_owned(), sizes, align: 0, from: None }
     }
 
     /// Whether the position is always 0.
@@ -86,6 +99,11 @@ impl Index {
     pub fn lane(&self, lane: usize) -> Self {
         let mut index = self.clone();
         if let Some(part) = index.0.iter_mut().rev().find(|part| !part.sizes.is_empty()) {
+            let steps = lane as u64;
+            part.from = part.from.take().map_or_else(
+                || Some(From { expr: part.expr.clone(), align: part.align, steps }),
+                |from| Some(From { steps: from.steps + steps, ..from }),
+            );
             part.expr = format!("({} + {lane}u)", part.expr);
             part.align = 1;
         }

@@ -1,6 +1,6 @@
 //! One kernel under construction: bindings, sizes, statements.
 
-use super::index::{Index, Part};
+use super::index::{From, Index, Part};
 use super::num::{Num, product};
 use crate::dynamic::DynamicAxes;
 use crate::plan::{Access, BindingSpec, Kernel};
@@ -320,11 +320,46 @@ impl<'a> KernelBuilder<'a> {
         if n_inner.is_one() {
             return (Part { sizes: outer, ..part.clone() }, Part::zero(inner));
         }
+        if let (Some(from), Num::Static(n)) = (&part.from, &n_inner)
+            && let Some(pieces) = self.split_neighbour(&from.clone(), *n, [outer.clone(), inner.clone()])
+        {
+            return pieces;
+        }
         let n = self.divisor(&n_inner);
         let quotient = self.bind(format!("{} / {n}", part.expr));
         let rest = self.bind(format!("{} % {n}", part.expr));
         let align = gcd(part.align, n_inner.factor());
         (Part::new(quotient, outer, 1), Part::new(rest, inner, align))
+    }
+
+    /// Cuts the neighbour of an aligned position at `n` inner elements, so that all its neighbours share what they can.
+    fn split_neighbour(&mut self, from: &From, n: u64, [outer, inner]: [Vec<Num>; 2]) -> Option<(Part, Part)> {
+        let From { expr, align, steps } = from;
+        if *align == 0 || n == 0 {
+            return None;
+        }
+        if align.is_multiple_of(n) {
+            // The aligned position is at the start of an outer element.
+            let first = self.bind(format!("{expr} / {n}u"));
+            let (more, rest) = (steps / n, steps % n);
+            let mut quotient = Part::new(if more == 0 { first.clone() } else { format!("({first} + {more}u)") }, outer, 1);
+            if more > 0 && !quotient.is_zero() {
+                quotient.from = Some(From { expr: first, align: align / n, steps: more });
+            } else if more == 0 && !quotient.is_zero() {
+                quotient.align = align / n;
+            }
+            let rest = if rest == 0 { Part::zero(inner) } else { Part::new(format!("{rest}u"), inner, 1) };
+            return Some((quotient, rest));
+        }
+        if n.is_multiple_of(*align) && steps < align {
+            // It lies in the same outer element.
+            let quotient = Part::new(self.bind(format!("{expr} / {n}u")), outer, 1);
+            let first = self.bind(format!("{expr} % {n}u"));
+            let mut rest = Part::new(format!("({first} + {steps}u)"), inner, 1);
+            rest.from = Some(From { expr: first, align: *align, steps: *steps }).filter(|_| !rest.is_zero());
+            return Some((quotient, rest));
+        }
+        None
     }
 
     /// One part for the row-major position in several.

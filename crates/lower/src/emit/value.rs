@@ -247,6 +247,19 @@ impl KernelBuilder<'_> {
         let ty = register_type(dtype);
         let cut = index.cut(self, &[axis, axis + 1]);
         let slot = part_of_axis(&cut, axis);
+        if let Some((part, at)) = self.known_part(&parts, axis, &cut.0[slot].expr) {
+            let mut inside = cut;
+            let size = self.size(part, axis);
+            inside.0[slot] = if at == 0 { Part::zero(vec![size]) } else { Part::new(format!("{at}u"), vec![size], 1) };
+            return self.emit(part, &inside, width);
+        }
+        if let [first, second] = parts[..] {
+            let sizes = [first, second].map(|part| self.size(part, axis));
+            // Software devices compute both sides of a branch anyway, and some take minutes to compile many of them.
+            if sizes.iter().all(Num::is_one) || self.ctx.target.is_cpu && width == Width::One {
+                return self.one_of_two([first, second], sizes, &cut, slot, width);
+            }
+        }
         let result = self.fresh("c");
         match width {
             Width::One => self.line(format!("var {result}: {ty};")),
@@ -280,6 +293,35 @@ impl KernelBuilder<'_> {
         }
         self.close();
         result
+    }
+
+    /// A concat of two parts, such as the two numbers of a pair: both are computed, without a branch.
+    fn one_of_two(&mut self, parts: [ValueId; 2], sizes: [Num; 2], cut: &Index, slot: usize, width: Width) -> String {
+        let position = cut.0[slot].expr.clone();
+        let [n_first, n_second] = sizes;
+        let start = self.num(&n_first);
+        let first_at = if n_first.is_one() { "0u".to_owned() } else { self.bind(format!("min({position}, {start} - 1u)")) };
+        let second_at = if n_second.is_one() { "0u".to_owned() } else { self.bind(format!("max({position}, {start}) - {start}")) };
+        let mut at = |part: ValueId, place: String, size: Num| {
+            let mut at = cut.clone();
+            at.0[slot] = Part::new(place, vec![size], 1);
+            self.emit(part, &at, width)
+        };
+        let (first, second) = (at(parts[0], first_at, n_first), at(parts[1], second_at, n_second));
+        self.bind(format!("select({second}, {first}, {position} < {start})"))
+    }
+
+    /// The part of a concat at a position that is known, and the position in it, if the sizes before it are.
+    fn known_part(&mut self, parts: &[ValueId], axis: usize, at: &str) -> Option<(ValueId, u64)> {
+        let mut at: u64 = at.strip_suffix('u')?.parse().ok()?;
+        for &part in parts {
+            let Num::Static(size) = self.size(part, axis) else { return None };
+            if at < size {
+                return Some((part, at));
+            }
+            at -= size;
+        }
+        None
     }
 
     fn iota(&mut self, value: ValueId, axis: usize, dtype: DType, index: &Index, width: Width) -> String {

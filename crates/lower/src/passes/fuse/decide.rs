@@ -138,7 +138,7 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
         return true;
     }
     // A dispatch would cost more than what a few tokens, or a few params, take to compute again.
-    let is_cheap = is_small || fuser.few_tokens.feeds.contains(&value) && op.class() != Class::Conv;
+    let is_cheap = is_small || fuser.few_tokens.feeds.contains(&value);
     let count = if is_cheap { asked.by_anchors } else { asked.by_anchors.saturating_add(asked.bodies()) };
     let n_elems = fuser.typical(value);
     let is_long = || count > n_elems.saturating_mul(REPEATS_OF_LONG) && is_long_chain(fuser, value);
