@@ -389,7 +389,7 @@ ccollections\nOrderedDict\nq\x0a)Rq\x0btq\x0cRq\x0ds.";
         let at = axes.find("K\u{2}K\u{3}").unwrap();
         let wide = [&ONE[..at], b"(", &b"K\x01".repeat(17), b"t", &ONE[at + 5..]].concat();
         assert!(tensors(&wide).unwrap_err().contains("of no shape that a tensor has"));
-        assert!(tensors(&vec![b'N'; MAX_LEN + 1]).unwrap_err().contains("4194305 bytes"));
+        assert!(tensors(&vec![b'N'; MAX_LEN + 1]).unwrap_err().contains(&format!("{} bytes", MAX_LEN + 1)));
         assert!(tensors(&vec![b'('; MAX_LEN]).is_err());
     }
 
