@@ -3,6 +3,7 @@
 use super::index::{Index, Part};
 use super::kernel::{KernelBuilder, Width};
 use super::value::literal;
+use crate::kernels::scan::STEP_TOKENS;
 use monopass_ir::graph::Node;
 use monopass_ir::{DType, ValueId};
 
@@ -120,6 +121,17 @@ impl KernelBuilder<'_> {
         let here = |position: String| Index(vec![taps.batch.clone(), Part::new(position, token.sizes.clone(), 1), taps.channel.clone()]);
         if back == 0 {
             return self.emit(x, &here(token.expr.clone()), width);
+        }
+        if self.ctx.target.is_cpu && token.sizes.iter().all(|size| size.value() <= STEP_TOKENS as u64) {
+            // Software devices compute both sides of a branch anyway, and some take minutes to compile many of them.
+            let position = self.bind(format!("max({}, {back}u) - {back}u", token.expr));
+            let inside = self.emit(x, &here(position), width);
+            let row = self.bind(format!("min({} + {}u, {}u)", token.expr, taps.n_taps - 1 - back, taps.n_taps - 2));
+            let before = match operand(3) {
+                Some(state) => self.conv_window(state, taps, &row, width),
+                None => literal(0.0, DType::F32, width),
+            };
+            return self.bind(format!("select({before}, {inside}, {} >= {back}u)", token.expr));
         }
         let result = self.fresh("x");
         self.line(format!("var {result} = {};", literal(0.0, DType::F32, width)));
