@@ -203,6 +203,17 @@ impl Graph {
         &self.nodes[self.values[value].node]
     }
 
+    /// The same graph for its sizes alone: no axis varies between runs.
+    #[must_use]
+    pub fn of_fixed_sizes(mut self) -> Self {
+        for node in self.nodes.values_mut() {
+            if let NodeKind::Input { dynamic, .. } | NodeKind::State { dynamic, .. } = &mut node.kind {
+                dynamic.clear();
+            }
+        }
+        self
+    }
+
     /// Appends a source.
     pub fn push_source(&mut self, kind: NodeKind, ty: TensorType, scope: Arc<str>, location: Option<Location>) -> ValueId {
         self.push(kind, Vec::new(), vec![ty], scope, location)[0]

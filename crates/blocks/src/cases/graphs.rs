@@ -9,6 +9,7 @@ use crate::error::ConfigErrors;
 use crate::json;
 use crate::model::{Head, LmGraph, graph as lm_graph};
 use crate::state::Io;
+use monopass_ir::autodiff::{COTANGENT_PREFIX, GRADIENT_PREFIX, GradientOptions, gradient_graph};
 use monopass_ir::error::BuildErrors;
 use monopass_ir::{Graph, GraphBuilder};
 use serde_json::Value;
@@ -98,6 +99,46 @@ impl CaseGraphs {
     /// [`CaseError`]: a missing tensor, or sizes that do not fit.
     pub fn of_checkpoint(case: &Case, tensors: &Tensors, checkpoint: &Checkpoint) -> Result<Self, CaseError> {
         Build { case, tensors }.model(&checkpoint.config, Head::Logits)
+    }
+
+    /// The same with the gradients that the case expects: they are further outputs, and the adjoints in the case's file, the tensors
+    /// `cot.…`, further inputs. A case that expects none stays as it is.
+    ///
+    /// # Errors
+    /// [`CaseError`]: a case of several runs, or an op without derivative.
+    pub fn with_gradients(self, case: &Case, tensors: &Tensors) -> Result<Self, CaseError> {
+        let names = |list: &mut dyn Iterator<Item = &String>, prefix| -> Vec<String> {
+            list.filter_map(|name| Some(name.strip_prefix(prefix)?.to_owned())).collect()
+        };
+        let wanted = names(&mut case.expect.keys(), GRADIENT_PREFIX);
+        if wanted.is_empty() {
+            return Ok(self);
+        }
+        let build = Build { case, tensors };
+        let [graph] = self.graphs.as_slice() else { return Err(build.bad_field("prefill", "nothing: gradients are of one run")) };
+        let given = names(&mut tensors.keys(), COTANGENT_PREFIX);
+        let results = graph.outputs.iter().map(|named| named.name.clone());
+        let options = GradientOptions {
+            of: Some(results.filter(|name| given.contains(&self.result_in_file(name))).collect()),
+            wrt: Some(graph.sources().map(|(name, ..)| name.to_owned()).filter(|name| wanted.contains(&self.source_in_file(name))).collect()),
+        };
+        let graph = gradient_graph(graph, &options).map_err(|source| build.build_error(source))?;
+        Ok(Self { renamed: self.renamed, ..Self::one(graph) })
+    }
+
+    /// What a case's file calls a source of ours, without prefix.
+    pub(super) fn source_in_file(&self, name: &str) -> String {
+        let renamed = self.renamed.iter().find(|state| state.ours == name);
+        renamed.map_or(name, |state| state.before).to_owned()
+    }
+
+    /// What a case's file calls a result of ours, without the prefix of outputs.
+    pub(super) fn result_in_file(&self, name: &str) -> String {
+        if let Some(source) = name.strip_prefix(GRADIENT_PREFIX) {
+            return format!("{GRADIENT_PREFIX}{}", self.source_in_file(source));
+        }
+        let renamed = self.renamed.iter().find(|state| name.strip_suffix("_out") == Some(state.ours));
+        renamed.map_or(name, |state| state.after).to_owned()
     }
 
     fn one(graph: Graph) -> Self {

