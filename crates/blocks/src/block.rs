@@ -1,6 +1,6 @@
 //! A block of any kind: its configuration, its parameters in a graph, and the graph of one block.
 
-use crate::config::{Mamba2Config, Mamba2Sizes};
+use crate::config::{Mamba2Config, Mamba2Sizes, Naming};
 use crate::error::ConfigErrors;
 use crate::mamba2::Mamba2;
 use crate::mamba3::{Mamba3, Mamba3Config, Mamba3Sizes};
@@ -70,6 +70,15 @@ impl BlockConfig {
             Self::Mamba2(config) if config.complex => "cmamba",
             Self::Mamba2(_) => "mamba2",
             Self::Mamba3(_) => "mamba3",
+        }
+    }
+
+    /// What its parameters are called.
+    #[must_use]
+    pub const fn naming(&self) -> Naming {
+        match self {
+            Self::Mamba2(config) => config.naming,
+            Self::Mamba3(_) => Naming::Mixer,
         }
     }
 

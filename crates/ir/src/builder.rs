@@ -75,6 +75,13 @@ impl GraphBuilder {
         Tensor { builder: self, value: None }
     }
 
+    /// The param called `name`, if it has been declared.
+    #[must_use]
+    pub fn find_param(&self, name: &str) -> Option<Tensor<'_>> {
+        let value = self.with_graph(|graph| graph.params().find(|(own, _)| *own == name).map(|(_, value)| value))?;
+        Some(Tensor { builder: self, value: Some(value) })
+    }
+
     /// Reads the graph under construction.
     pub(crate) fn with_graph<T>(&self, read: impl FnOnce(&Graph) -> T) -> T {
         read(&self.0.borrow().graph)

@@ -214,6 +214,19 @@ impl Graph {
         self
     }
 
+    /// The same graph with the params that `is_state` names as states, so that runs can replace them.
+    #[must_use]
+    pub fn with_params_as_states(mut self, is_state: impl Fn(&str) -> bool) -> Self {
+        for node in self.nodes.values_mut() {
+            if let NodeKind::Param { name } = &node.kind
+                && is_state(name)
+            {
+                node.kind = NodeKind::State { name: name.clone(), dynamic: Vec::new() };
+            }
+        }
+        self
+    }
+
     /// Appends a source.
     pub fn push_source(&mut self, kind: NodeKind, ty: TensorType, scope: Arc<str>, location: Option<Location>) -> ValueId {
         self.push(kind, Vec::new(), vec![ty], scope, location)[0]
