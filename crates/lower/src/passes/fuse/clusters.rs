@@ -7,6 +7,7 @@ use crate::kernels::matmul::Product;
 use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
+use crate::kernels::scatter::Scatter;
 use indexmap::IndexSet;
 use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Class;
@@ -41,6 +42,8 @@ pub enum ClusterKind {
     Product(Product),
     /// A scan.
     Scan(ScanItem),
+    /// Sums of rows by index.
+    Scatter(Scatter),
 }
 
 impl Cluster {
@@ -52,6 +55,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => rows.outputs.iter().copied().chain(outputs_of(&rows.extra)).collect(),
             ClusterKind::Cumsum(sum) => sum.outputs.iter().copied().chain(outputs_of(&sum.extra)).collect(),
             ClusterKind::Product(product) => product.outputs.clone(),
+            ClusterKind::Scatter(scatter) => scatter.outputs.clone(),
             ClusterKind::Scan(scan) => scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect(),
         }
     }
@@ -116,6 +120,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 Vec::new()
             },
         }),
+        Class::Index => ClusterKind::Scatter(Scatter { value: primary, outputs }),
         Class::Prefix => ClusterKind::Cumsum(RunningSum { value: primary, outputs, extra: Vec::new() }),
         Class::Reduction => {
             if let Op::Argmax { axis } = op {
@@ -126,7 +131,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 return None;
             }
         }
-        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => return None,
+        Class::Elementwise | Class::Movement | Class::Conv => return None,
     };
     let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
     let n_epilogue = droppable.len();
@@ -206,7 +211,7 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         // The scores read less than the whole scan does.
         ClusterKind::Scan(ref scan) if !is_step_scan(fuser.graph, fuser.node_of(scan.y)) => 0,
         ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 2,
-        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => 1,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
@@ -269,7 +274,7 @@ fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                     inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
                 })
         }
-        ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -302,7 +307,7 @@ fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                 && !reads_any(fuser, value, &cluster.own_roots())
                 && outputs_of(cluster.bodies()).all(|out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
-        ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -315,7 +320,7 @@ fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, reads_host: bool) 
         ClusterKind::Cumsum(sum) => join_bodies(graph, &mut sum.extra, value),
         ClusterKind::Rows(rows) if reads_host => rows.outputs.push(value),
         ClusterKind::Rows(rows) => join_bodies(graph, &mut rows.extra, value),
-        ClusterKind::Product(_) => {}
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => {}
     }
 }
 
@@ -355,7 +360,11 @@ fn mark_in_place(fuser: &Fuser<'_>, clusters: &mut [(Group, Cluster)]) {
                         cluster.in_place.push((state, update.value));
                     }
                 }
-                ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => {}
+                ClusterKind::Scan(_)
+                | ClusterKind::Rows(_)
+                | ClusterKind::Cumsum(_)
+                | ClusterKind::Product(_)
+                | ClusterKind::Scatter(_) => {}
             }
         }
     }
@@ -420,7 +429,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => &rows.extra,
             ClusterKind::Cumsum(sum) => &sum.extra,
             ClusterKind::Scan(scan) => &scan.extra,
-            ClusterKind::Product(_) => &[],
+            ClusterKind::Product(_) | ClusterKind::Scatter(_) => &[],
         }
     }
 
@@ -443,6 +452,7 @@ impl Cluster {
             ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last].iter().chain(&scan.rows)),
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
             ClusterKind::Cumsum(sum) => roots.push(sum.value),
+            ClusterKind::Scatter(scatter) => roots.push(scatter.value),
             ClusterKind::Elementwise(_) => {}
         }
         roots
@@ -552,6 +562,7 @@ pub fn describe(graph: &Graph, fusion: &Fusion) -> String {
             ClusterKind::Cumsum(_) => "cumsum",
             ClusterKind::Product(_) => "product",
             ClusterKind::Scan(_) => "scan",
+            ClusterKind::Scatter(_) => "scatter",
         };
         let list = |values: &[ValueId]| values.iter().map(|&value| format!("%{}", numbering.of(value))).collect::<Vec<_>>().join(" ");
         let inline = inline_values(graph, cluster, fusion).into_iter().filter(|value| !cluster.roots().contains(value)).collect::<Vec<_>>();
