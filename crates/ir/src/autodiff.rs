@@ -74,6 +74,7 @@ pub const fn why_no_gradient(op: &Op) -> Option<&'static str> {
         | Op::Cumsum { .. }
         | Op::MatMul { .. }
         | Op::Gather {}
+        | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
         | Op::Scan { .. } => None,
     }

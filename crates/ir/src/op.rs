@@ -20,7 +20,7 @@ pub enum Class {
     Prefix,
     /// A matrix product.
     Contraction,
-    /// Reads rows by an index tensor.
+    /// Reads rows by an index tensor, or adds to them.
     Index,
     /// A short window along an axis, with a state.
     Conv,
@@ -495,6 +495,14 @@ op_table! {
     /// Shapes: `table [V, ..]`, `ids [I..]` (i32 or u32) → `[I.., ..]`. An index outside `0..V` reads the nearest row
     /// on a device and is an error in the interpreter.
     Gather gather(table: Value, ids: Value) {} -> (out) Index, Exact;
+    /// Sums of `updates` by row, the adjoint of `gather`.
+    ///
+    /// Shapes: `updates [I.., ..]` of floats, `ids [I..]` (i32 or u32) → `[rows, ..]`.
+    /// Row `r` is the sum of the updates whose id is `r`, in ascending order of their positions; rows without any are 0.
+    /// Sums in f32 whatever the storage type; the result is f32. Where the positions are many and the result is small, they are
+    /// summed in pieces whose sums are then added in order. An id outside `0..rows` adds to the nearest row on a device, the one
+    /// that `gather` reads there, and is an error in the interpreter.
+    ScatterAdd scatter_add(updates: Value, ids: Value) { rows: usize } -> (out) Index, Sums;
     /// Causal depthwise convolution along the length, with the window carried over.
     ///
     /// Shapes: `x [B, L, C]`, `w [C, K]`, `bias [C]`, `state [B, C, K-1]`, `reset [B, L]` bool → `y [B, L, C]`, `state_out [B, C, K-1]`.

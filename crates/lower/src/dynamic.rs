@@ -93,6 +93,10 @@ impl DynamicAxes {
                 flags
             }
             Op::Gather {} => self.operand(operands, 1).iter().chain(x.iter().skip(1)).copied().collect(),
+            Op::ScatterAdd { .. } => {
+                let n_id_axes = self.operand(operands, 1).len();
+                std::iter::once(false).chain(x.iter().skip(n_id_axes).copied()).collect()
+            }
             Op::Conv1d { .. } if result_idx == 1 => vec![at(x, 0), at(x, 2), false],
             Op::Scan { .. } if result_idx == 1 => {
                 let (v, k) = (self.operand(operands, 1), self.operand(operands, 2));

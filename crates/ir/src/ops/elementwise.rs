@@ -85,6 +85,7 @@ fn dtype_of(op: &Op, operands: &OperandTypes) -> Result<DType, TypeError> {
         | Op::Cumsum { .. }
         | Op::MatMul { .. }
         | Op::Gather {}
+        | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
         | Op::Scan { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
     }
@@ -139,6 +140,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         | Op::Cumsum { .. }
         | Op::MatMul { .. }
         | Op::Gather {}
+        | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
         | Op::Scan { .. } => Err(not_defined(op, &x)),
     }
@@ -187,6 +189,7 @@ pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
         | Op::Cumsum { .. }
         | Op::MatMul { .. }
         | Op::Gather {}
+        | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
         | Op::Scan { .. } => return Vec::new(),
     };

@@ -90,6 +90,11 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
             let n_rows = n_as_f64(*table.1.shape.first()?);
             (ids.lo >= 0.0 && ids.hi < n_rows).then_some(table.0)?
         }
+        Op::ScatterAdd { rows } => {
+            let (updates, ids) = (known(0)?, known(1)?);
+            let n = ids.1.shape.iter().product();
+            (ids.0.lo >= 0.0 && ids.0.hi < n_as_f64(*rows)).then(|| updates.0.summed(n))?
+        }
         Op::Cumsum { axis, .. } => {
             let (x, ty) = known(0)?;
             x.summed(*ty.shape.get(*axis)?)

@@ -33,6 +33,7 @@ impl Sampler {
             "sum" | "mean" | "reduce_max" | "argmax" | "cumsum" => self.reduction(mnemonic),
             "matmul" => self.matmul(),
             "gather" => self.gather(),
+            "scatter_add" => self.scatter_add(),
             "conv1d" => self.conv1d(),
             "scan" => self.scan(),
             _ => self.elementwise(OPS.iter().find(|info| info.mnemonic == mnemonic)?),
@@ -232,6 +233,18 @@ impl Sampler {
             }
         };
         Some((Op::Gather {}, vec![Some(table), Some(ids)]))
+    }
+
+    fn scatter_add(&mut self) -> Option<Proposal> {
+        let dtype = self.rng.of(&FLOATS)?;
+        let updates = self.entry_of_rank(dtype, 1)?;
+        let n_axes = 1 + self.rng.below(updates.ty.rank().min(2));
+        let rows = self.size();
+        #[expect(clippy::cast_precision_loss, reason = "few rows")]
+        let end = rows as f64;
+        let ids_dtype = self.rng.of(&[DType::I32, DType::U32])?;
+        let ids = self.source_within(ids_dtype, updates.ty.shape[..n_axes].to_vec(), 0.0, end - 1.0);
+        Some((Op::ScatterAdd { rows }, vec![Some(updates), Some(ids)]))
     }
 
     fn conv1d(&mut self) -> Option<Proposal> {

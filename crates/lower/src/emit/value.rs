@@ -418,6 +418,7 @@ impl KernelBuilder<'_> {
             | Op::Concat { .. }
             | Op::Iota { .. }
             | Op::Gather {}
+            | Op::ScatterAdd { .. }
             | Op::Conv1d { .. }
             | Op::Sum { .. }
             | Op::Mean { .. }

@@ -7,6 +7,7 @@ use crate::kernels::matmul::Product;
 use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
+use crate::kernels::scatter::Scatter;
 use crate::passes::schedule::reads;
 use indexmap::IndexSet;
 use monopass_ir::graph::NodeKind;
@@ -42,6 +43,8 @@ pub enum ClusterKind {
     Product(Product),
     /// A scan.
     Scan(ScanItem),
+    /// Sums of rows by index.
+    Scatter(Scatter),
 }
 
 impl Cluster {
@@ -53,6 +56,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => rows.outputs.iter().copied().chain(outputs_of(&rows.extra)).collect(),
             ClusterKind::Cumsum(sum) => sum.outputs.iter().copied().chain(outputs_of(&sum.extra)).collect(),
             ClusterKind::Product(product) => product.outputs.clone(),
+            ClusterKind::Scatter(scatter) => scatter.outputs.clone(),
             ClusterKind::Scan(scan) => scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect(),
         }
     }
@@ -117,6 +121,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 Vec::new()
             },
         }),
+        Class::Index => ClusterKind::Scatter(Scatter { value: primary, outputs }),
         Class::Prefix => ClusterKind::Cumsum(RunningSum { value: primary, outputs, extra: Vec::new() }),
         Class::Reduction => {
             if let Op::Argmax { axis } = op {
@@ -127,7 +132,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 return None;
             }
         }
-        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => return None,
+        Class::Elementwise | Class::Movement | Class::Conv => return None,
     };
     let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
     let n_epilogue = droppable.len();
@@ -207,7 +212,7 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         // The scores read less than the whole scan does.
         ClusterKind::Scan(ref scan) if !is_step_scan(fuser.graph, fuser.node_of(scan.y)) => 0,
         ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 2,
-        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => 1,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
@@ -270,7 +275,7 @@ fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                     inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
                 })
         }
-        ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -303,7 +308,7 @@ fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                 && !reads_any(fuser, value, &cluster.own_roots())
                 && outputs_of(cluster.bodies()).all(|out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
-        ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -316,7 +321,7 @@ fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, reads_host: bool) 
         ClusterKind::Cumsum(sum) => join_bodies(graph, &mut sum.extra, value),
         ClusterKind::Rows(rows) if reads_host => rows.outputs.push(value),
         ClusterKind::Rows(rows) => join_bodies(graph, &mut rows.extra, value),
-        ClusterKind::Product(_) => {}
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => {}
     }
 }
 
@@ -385,7 +390,7 @@ fn claim_in_place(fuser: &Fuser<'_>, cluster: &mut Cluster, state: ValueId, upda
             }
             is_free
         }
-        ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => false,
+        ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -538,7 +543,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => &rows.extra,
             ClusterKind::Cumsum(sum) => &sum.extra,
             ClusterKind::Scan(scan) => &scan.extra,
-            ClusterKind::Product(_) => &[],
+            ClusterKind::Product(_) | ClusterKind::Scatter(_) => &[],
         }
     }
 
@@ -561,6 +566,7 @@ impl Cluster {
             ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last].iter().chain(&scan.rows)),
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
             ClusterKind::Cumsum(sum) => roots.push(sum.value),
+            ClusterKind::Scatter(scatter) => roots.push(scatter.value),
             ClusterKind::Elementwise(_) => {}
         }
         roots
@@ -670,6 +676,7 @@ pub fn describe(graph: &Graph, fusion: &Fusion) -> String {
             ClusterKind::Cumsum(_) => "cumsum",
             ClusterKind::Product(_) => "product",
             ClusterKind::Scan(_) => "scan",
+            ClusterKind::Scatter(_) => "scatter",
         };
         let list = |values: &[ValueId]| values.iter().map(|&value| format!("%{}", numbering.of(value))).collect::<Vec<_>>().join(" ");
         let inline = inline_values(graph, cluster, fusion).into_iter().filter(|value| !cluster.roots().contains(value)).collect::<Vec<_>>();

@@ -243,7 +243,8 @@ fn typical(graph: &Graph, dynamic: &DynamicAxes, value: ValueId) -> u64 {
 #[must_use]
 pub fn is_inline_op(op: &Op) -> bool {
     match op.class() {
-        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => true,
+        Class::Elementwise | Class::Movement | Class::Conv => true,
+        Class::Index => !matches!(op, Op::ScatterAdd { .. }),
         Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
     }
 }
