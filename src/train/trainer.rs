@@ -160,7 +160,7 @@ impl Trainer {
         if let Some(before) = self.before.as_ref().filter(|_| self.n_batches < self.options.accumulate) {
             return Ok(PendingStep(before.submit(&mut self.session, &[("ids", &ids), ("target", &targets)])?));
         }
-        let [first, second] = self.options.step.adamw.bias_corrections(self.n_steps + 1);
+        let [first, second] = self.options.step.adamw.bias_corrections(u32::try_from(self.n_steps + 1).unwrap_or(u32::MAX));
         let [lr, first, second] = [lr, first, second].map(scalar);
         let inputs =
             [("ids", &ids), ("target", &targets), ("lr", &lr), ("bias_correction1", &first), ("bias_correction2", &second)];

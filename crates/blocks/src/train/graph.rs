@@ -1,8 +1,8 @@
 //! The graph of a whole training step: forward, loss, backward, clipping, AdamW, and the states carried to the next step.
 
 use super::adapter::{Adapter, adapted};
-use super::loss::head_loss;
-use super::optimizer::{AdamW, clip_scale, global_norm};
+use super::loss::{head_loss, head_sum};
+use super::optimizer::{AdamW, StepScalars, clip_scale, global_norm};
 use crate::block::BlockSizes;
 use crate::config::LmConfig;
 use crate::model::Lm;
@@ -104,7 +104,7 @@ pub fn eval_graph(config: &LmConfig, step: &TrainStep) -> Result<Graph, BuildErr
             let Forward { normed, target, head, states, .. } = Forward::build(&g, config, sizes, step, EVAL_PREFIX);
             let loss = {
                 let _scope = g.scope("loss");
-                super::loss::head_loss_sum(normed, head, target, step.ignore, step.block_rows_of(config))
+                head_sum(normed, head, target, step.ignore, step.block_rows_of(config))
             };
             g.output("loss_sum", loss.sum);
             g.output("rows", loss.count);
@@ -278,17 +278,21 @@ fn accumulated<'g>(
 /// Clips and takes the step.
 fn apply<'g>(g: &'g GraphBuilder, step: &TrainStep, trained: &[Trained<'g>], gradients: &[Tensor<'g>]) {
     let scalar = |name| g.input(name, DType::F32, []);
-    let rates = super::optimizer::Rates { lr: scalar("lr"), bias_correction1: scalar("bias_correction1"), bias_correction2: scalar("bias_correction2") };
-    let norm = global_norm(g, gradients);
+    let (lr, bias_corrections) = (scalar("lr"), ["bias_correction1", "bias_correction2"].map(scalar));
+    let Some((&first, rest)) = gradients.split_first() else {
+        g.fail("train: nothing trains", "name parameters that train, or give adapters");
+        return;
+    };
+    let norm = global_norm(first, rest);
     g.output("grad_norm", norm);
-    let scale = step.max_grad_norm.map(|max| clip_scale(norm, max));
+    let clip_scale = step.max_grad_norm.map_or_else(|| g.scalar(1.0), |max| clip_scale(norm, max));
+    let scalars = StepScalars { lr, bias_corrections, clip_scale };
     for (one, &gradient) in trained.iter().zip(gradients) {
-        let moment = |prefix| g.state(&format!("{prefix}{}", one.name), DType::F32, gradient.shape());
-        let (m, v) = (moment(FIRST_MOMENT_PREFIX), moment(SECOND_MOMENT_PREFIX));
-        let gradient = scale.map_or(gradient, |scale| gradient * scale);
-        let next = step.adamw.step(one.of(one.whole), gradient, m, v, &rates, one.decay_exempt);
+        let moments = [FIRST_MOMENT_PREFIX, SECOND_MOMENT_PREFIX].map(|prefix| format!("{prefix}{}", one.name));
+        let [m, v] = [0, 1].map(|at| g.state(&moments[at], DType::F32, gradient.shape()));
+        let next = step.adamw.step(one.of(one.whole), gradient, [m, v], &scalars, one.decay_exempt);
         g.update(&one.name, one.replaced(next.param));
-        g.update(&format!("{FIRST_MOMENT_PREFIX}{}", one.name), next.m);
-        g.update(&format!("{SECOND_MOMENT_PREFIX}{}", one.name), next.v);
+        g.update(&moments[0], next.m);
+        g.update(&moments[1], next.v);
     }
 }
