@@ -6,7 +6,7 @@
 //! comes out as it is, and one that was handed in is turned once.
 
 use crate::angle::angle_to_end;
-use crate::complex::{Complex, phi1, times_i};
+use crate::complex::{Complex, held, times_i};
 use crate::ssd::time_step;
 use monopass_ir::Tensor;
 
@@ -71,8 +71,9 @@ impl<'g> Cssd<'g> {
         let (batch, len) = (x.dim(0), x.dim(1));
         let delta = time_step(inputs.dt, self.dt_bias, self.dt_limit, inputs.mask.filter(|_| s0.is_some()));
         let [rate, speed] = [0, 1].map(|part| self.a_log.slice_axis(1, part, part + 1).reshape([self.nheads]));
-        let z = Complex { re: delta * -rate.exp(), im: delta * speed };
-        let held = phi1(z).scaled(delta);
+        let a = Complex { re: -rate.exp(), im: speed };
+        let z = a.scaled(delta);
+        let held = held(delta, a, z);
 
         // A sequence of no tokens has no last one to turn with.
         let to_end = (len > 0).then(|| angle_to_end(z.im));

@@ -101,5 +101,5 @@ fn of_mamba3() -> Result {
 #[test]
 fn of_mamba3_with_ranks_and_norm() -> Result {
     check_everywhere(Mamba3Config { is_mimo: true, mimo_rank: 2, d_state: 4, ..mamba3() })?;
-    check_everywhere(Mamba3Config { outproj_norm: true, ngroups: 2, ..mamba3() })
+    check_everywhere(Mamba3Config { is_outproj_norm: true, ngroups: 2, ..mamba3() })
 }

@@ -41,6 +41,7 @@ pub const fn why_no_gradient(op: &Op) -> Option<&'static str> {
         | Op::Or {}
         | Op::Argmax { .. }
         | Op::Iota { .. } => Some(PIECEWISE_CONSTANT),
+        Op::ScanGrad { .. } => Some(SECOND_ORDER),
         Op::Neg {}
         | Op::Abs {}
         | Op::Exp {}

@@ -26,6 +26,8 @@ pub enum Class {
     Conv,
     /// A linear recurrence along the length axis, with a state.
     Scan,
+    /// The adjoint of one.
+    ScanAdjoint,
 }
 
 /// How exactly an executor has to agree with the interpreter; tests take their tolerance from it.
@@ -529,4 +531,20 @@ op_table! {
     Scan scan(log_decay: Value, v: Value, k: Value, q: Value, s0: Option, reset: Option, weight: Option, own_weight: Option) {
         chunk_size: usize = 0
     } -> (y, s_last) Scan, Sums;
+    /// The adjoint of [`scan`](Self::scan): derivatives of `Σ dy y + Σ ds_last s_last` by its operands.
+    ///
+    /// Shapes: as of `scan`, `dy [B, L, H, R, P]`, `ds_last [B, H, P, N]` → those of `log_decay`, `v`, `k`, `q` (both summed over the heads of
+    /// a group), `s0`, and twice `[B, L, H]`. An absent `ds_last` is zero.
+    ///
+    /// With `Ŝ_t` the adjoint of the state after token `t` and `Z_t = exp(log_decay_t) S_{t-1}` (0 where the state is dropped):
+    /// `d_v = weight Ŝ k + own_weight Σ (q · k) dy`, `d_k = weight Ŝᵀ v + own_weight Σ (dy · v) q`, `d_q = Zᵀ dy + own_weight Σ (dy · v) k`,
+    /// `d_log_decay = ⟨Σ dy ⊗ q + Ŝ, Z⟩`, `d_weight = ⟨Ŝ, Σ v ⊗ k⟩`, `d_own_weight = Σ (q · k)(dy · v)`, and
+    /// `Ŝ_{t-1} = exp(log_decay_t) (Σ dy ⊗ q + Ŝ_t)`. Without `own_weight`, which then is `weight`, `d_weight` has both and
+    /// `d_own_weight` is zero; without `weight`, `d_weight` is the derivative at 1.
+    /// States are computed again from those at the ends of chunks; a decay is never divided by.
+    ///
+    /// It has no derivative of its own.
+    ScanGrad scan_grad(
+        log_decay: Value, v: Value, k: Value, q: Value, dy: Value, s0: Option, reset: Option, weight: Option, own_weight: Option, ds_last: Option
+    ) { chunk_size: usize = 0 } -> (d_log_decay, d_v, d_k, d_q, d_s0, d_weight, d_own_weight) ScanAdjoint, Sums;
 }

@@ -8,7 +8,8 @@ use std::path::Path;
 /// The report, or `None` if the graph has nothing to differentiate or rounds to 16 bits, which has no derivative.
 fn report(graph: &Graph, seed: u64, with: &Gradcheck) -> Result<Option<Report>, Box<dyn Error>> {
     let rounds = graph.nodes().flat_map(|(_, node)| &node.results).any(|&value| graph.ty(value).dtype.is_float() && graph.ty(value).dtype.size_bytes() < 4);
-    if rounds {
+    // The adjoint of a scan has no derivative of its own.
+    if rounds || graph.nodes().any(|(_, node)| node.mnemonic() == "scan_grad") {
         return Ok(None);
     }
     let (inputs, params, states) = sample::inputs(graph, seed);
@@ -27,9 +28,6 @@ fn gradients_of_every_case_are_right() -> Result<(), Box<dyn Error>> {
     files.sort();
     for file in files.iter().filter(|file| file.extension().is_some_and(|ext| ext == "ir")) {
         for graph in text::parse(&std::fs::read_to_string(file)?)? {
-            if graph.nodes().any(|(_, node)| node.mnemonic() == "scan_grad") {
-                continue;
-            }
             let with = Gradcheck { max_elems: 24, ..Gradcheck::default() };
             let Some(report) = report(&graph, 7, &with).map_err(|error| format!("{}: {error}", file.display()))? else { continue };
             n_checked += report.n_checked;
@@ -46,7 +44,7 @@ fn gradients_of_every_case_are_right() -> Result<(), Box<dyn Error>> {
 #[test]
 fn gradients_of_random_graphs_are_right() -> Result<(), Box<dyn Error>> {
     let (mut n_checked, mut n_not_smooth) = (0, 0);
-    for seed in 0..400 {
+    for seed in 0..2000 {
         let graph = sample::graph(seed, 3 + usize::try_from(seed % 13)?);
         let with = Gradcheck { max_elems: 8, tolerance: 1e-5, ..Gradcheck::default() };
         let Some(report) = report(&graph, seed, &with).map_err(|error| format!("{error}\n{graph}"))? else { continue };
@@ -54,6 +52,6 @@ fn gradients_of_random_graphs_are_right() -> Result<(), Box<dyn Error>> {
         n_checked += report.n_checked;
         n_not_smooth += report.n_not_smooth;
     }
-    assert!(n_checked > 2000 && n_not_smooth < n_checked / 4, "{n_checked} elements were checked, {n_not_smooth} were not smooth");
+    assert!(n_checked > 2000 && n_not_smooth < n_checked / 10, "{n_checked} elements were checked, {n_not_smooth} were not smooth");
     Ok(())
 }

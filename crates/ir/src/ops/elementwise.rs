@@ -87,7 +87,8 @@ fn dtype_of(op: &Op, operands: &OperandTypes) -> Result<DType, TypeError> {
         | Op::Gather {}
         | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
     }
 }
 
@@ -142,7 +143,8 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         | Op::Gather {}
         | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => Err(not_defined(op, &x)),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => Err(not_defined(op, &x)),
     }
 }
 
@@ -191,7 +193,8 @@ pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
         | Op::Gather {}
         | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => return Vec::new(),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => return Vec::new(),
     };
     vec![Some(dx)]
 }

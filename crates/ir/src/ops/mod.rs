@@ -10,6 +10,7 @@ pub mod matmul;
 pub mod movement;
 pub mod reduce;
 pub mod scan;
+pub mod scan_grad;
 
 use crate::autodiff::Applied;
 use crate::builder::Tensor;
@@ -84,6 +85,7 @@ fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, Ty
         Class::Index => index::infer(op, operands),
         Class::Conv => conv::infer(op, operands),
         Class::Scan => scan::infer(op, operands),
+        Class::ScanAdjoint => scan_grad::infer(op, operands),
     }
 }
 
@@ -103,6 +105,7 @@ pub(crate) fn eval<'a, R: Real>(
         Class::Index => index::eval(op, operands, ty).map(one),
         Class::Conv => conv::eval(op, operands),
         Class::Scan => scan::eval(op, operands),
+        Class::ScanAdjoint => scan_grad::eval(op, operands),
     }
 }
 
@@ -117,6 +120,7 @@ pub(crate) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
         Class::Index => index::vjp(at),
         Class::Conv => conv::vjp(at),
         Class::Scan => scan::vjp(at),
+        Class::ScanAdjoint => Vec::new(),
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>,
     expect_shape(op, "k", k, &[batch, len, groups, ranks, d_state], "[B, L, G, R, N]")?;
     expect_shape(op, "q", q, &k.shape, "[B, L, G, R, N], as k")?;
     if groups == 0 || heads % groups != 0 {
-        return Err(TypeError::new(format!("scan: {groups} groups of k do not divide {heads} heads of log_decay"))
+        return Err(TypeError::new(format!("{}: {groups} groups of k do not divide {heads} heads of log_decay", op.mnemonic()))
             .help("choose ngroups so that nheads is a multiple of it"));
     }
     let state = [batch, heads, headdim, d_state];
@@ -90,7 +90,8 @@ pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
     let Op::Scan { chunk_size } = *at.op else { return Vec::new() };
     let dy = at.adjoint(0).unwrap_or_else(|| v.builder().constant(0.0, DType::F32, v.shape()));
     let [s0, reset, weight, own_weight] = [4, 5, 6, 7].map(|idx| at.operand(idx));
-    let _ = (log_decay,v,k,q,dy,s0,reset,weight,own_weight,chunk_size); Vec::new()
+    let (log_decay, v, k, q, s0, weight, own_weight) = log_decay.scan_grad(v, k, q, dy, s0, reset, weight, own_weight, at.adjoint(1), chunk_size);
+    [log_decay, v, k, q, s0].map(Some).into_iter().chain([None, Some(weight), Some(own_weight)]).collect()
 }
 
 struct Scan<'a, R> {

@@ -77,6 +77,7 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
     let facts = match op {
         Op::Conv1d { .. } => return conv1d(operands, results),
         Op::Scan { .. } => return scan(operands, results),
+        Op::ScanGrad { .. } => return scan_grad(operands, results),
         Op::Iota { shape, axis, .. } => Facts::exact(0.0, n_as_f64(shape.get(*axis)?.saturating_sub(1))),
         Op::Concat { .. } => operands.iter().flatten().map(|(facts, _)| *facts).reduce(Facts::union)?,
         Op::Select {} => known(1)?.0.union(known(2)?.0),
@@ -208,4 +209,26 @@ fn scan(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Fa
 #[expect(clippy::cast_precision_loss, reason = "sizes of samples are small")]
 const fn n_as_f64(n: usize) -> f64 {
     n as f64
+}
+
+/// As crude: what `scan` says of states, and of their adjoints with what is read in the place of what enters.
+fn scan_grad(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Facts>> {
+    let [log_decay, Some(v), Some(k), Some(q), Some(dy), s0, _, weight, own_weight, ds_last] = operands else { return None };
+    let (&[_, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v.1.shape.as_slice(), k.1.shape.as_slice()) else { return None };
+    let one = Facts::exact(0.0, 1.0);
+    let of = |known: &Option<Known<'_>>| known.map_or(one, |(facts, _)| facts.union(one));
+    let [states, adjoints] = [(v, k, s0, weight), (dy, q, ds_last, &None)].map(|(value, key, first, weight)| {
+        scan(&[*log_decay, Some(*value), Some(*key), Some(*key), *first, None, *weight, None], &results[..2]).and_then(|mut both| both.pop())
+    });
+    let (states, adjoints) = (states?, adjoints?.plus(dy.0.times(q.0).summed(ranks)));
+    let (weight, own) = (of(weight), of(own_weight).union(of(weight)));
+    let read = q.0.times(k.0).summed(d_state);
+    let given = dy.0.times(v.0).summed(headdim);
+    let per_group = heads / groups.max(1);
+    let d_v = adjoints.times(k.0).summed(d_state).times(weight).plus(read.times(dy.0).times(own).summed(ranks));
+    let d_k = adjoints.times(v.0).summed(headdim).times(weight).plus(given.times(q.0).times(own).summed(ranks)).summed(per_group);
+    let d_q = states.times(dy.0).summed(headdim).plus(given.times(k.0).times(own).summed(ranks)).summed(per_group);
+    let d_decay = adjoints.times(states).summed(headdim * d_state * len.max(1));
+    let d_weight = adjoints.times(v.0.times(k.0)).summed(headdim * d_state * ranks).plus(read.times(given).summed(ranks * ranks));
+    (results.len() == 7).then(|| vec![d_decay, d_v, d_k, d_q, adjoints, d_weight, d_weight])
 }

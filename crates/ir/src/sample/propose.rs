@@ -36,6 +36,7 @@ impl Sampler {
             "scatter_add" => self.scatter_add(),
             "conv1d" => self.conv1d(),
             "scan" => self.scan(),
+            "scan_grad" => self.scan_grad(),
             _ => self.elementwise(OPS.iter().find(|info| info.mnemonic == mnemonic)?),
         }
     }
@@ -275,6 +276,17 @@ impl Sampler {
         let mut operands = vec![Some(log_decay), Some(v), Some(k), Some(q), s0, reset];
         operands.extend(weights);
         Some((Op::Scan { chunk_size }, operands))
+    }
+
+    fn scan_grad(&mut self) -> Option<Proposal> {
+        let (Op::Scan { chunk_size }, mut operands) = self.scan()? else { return None };
+        let (v, k) = (operands[1].clone()?, operands[2].clone()?);
+        let dy = self.shaped(DType::F32, v.ty.shape.clone())?;
+        let (&[batch, _, heads, _, headdim], &d_state) = (v.ty.shape.as_slice(), k.ty.shape.get(4)?) else { return None };
+        let ds_last = self.maybe(DType::F32, vec![batch, heads, headdim, d_state]);
+        operands.insert(4, Some(dy));
+        operands.push(ds_last);
+        Some((Op::ScanGrad { chunk_size }, operands))
     }
 
     /// Zero tokens, one, or some.
