@@ -13,7 +13,7 @@ use monopass_runtime::{Device, Session, blocking};
 use std::path::PathBuf;
 
 /// Kinds whose outputs are compared here.
-const KINDS: [&str; 18] = [
+const KINDS: [&str; 19] = [
     "linear",
     "conv1d",
     "rmsnorm",
@@ -29,13 +29,14 @@ const KINDS: [&str; 18] = [
     "cmamba_block",
     "mamba3_block",
     "cross_entropy",
+    "adamw",
     "decode",
     "lm",
     "checkpoint",
 ];
 
 /// One of each kind and block, odd sizes, for what is too slow to do with all.
-const CHOSEN: [&str; 39] = [
+const CHOSEN: [&str; 40] = [
     "linear_1",
     "linear_3",
     "conv_k1_0",
@@ -75,6 +76,7 @@ const CHOSEN: [&str; 39] = [
     "decode_mamba3_p6",
     "decode_mamba3m_p1",
     "ce_1",
+    "adamw_1",
 ];
 
 /// A directory on disk.
@@ -138,7 +140,7 @@ fn check(cases: &[&Case], off: &[Pass]) -> Outcome {
 fn every_case() -> Outcome {
     let manifest = manifest()?;
     let cases: Vec<&Case> = manifest.cases.iter().filter(|case| KINDS.contains(&case.kind.as_str())).collect();
-    assert_eq!(cases.len(), 207);
+    assert_eq!(cases.len(), 209);
     check(&cases, &[])
 }
 

@@ -5,7 +5,7 @@
 //! (with complex states), [`s6`] (Mamba-1's), [`state`] (what blocks carry), [`mamba2`] and [`mamba3`] (the blocks: whole
 //! sequences and one token), [`block`] (any of them), [`loss`] and [`model`] (the language model), [`names`] (what parameters
 //! are called), [`params`] (which there are and which of them train), [`init`] (their values before training),
-//! [`checkpoint`] (files), [`cases`] (reference cases as graphs), [`error`] (mistakes).
+//! [`checkpoint`] (files), [`train`] (loss and optimizer), [`cases`] (reference cases as graphs), [`error`] (mistakes).
 //!
 //! The crate writes graphs with the builder of `monopass-ir` and knows neither kernels nor devices nor files.
 
@@ -32,6 +32,7 @@ pub mod s6;
 pub mod settings;
 pub mod ssd;
 pub mod state;
+pub mod train;
 
 pub use block::{Block, BlockConfig, BlockGraph, BlockSizes};
 pub use checkpoint::{Checkpoint, CheckpointError};

@@ -50,7 +50,7 @@ fn check(kinds: &[&str], n_cases: usize) -> Result {
 
 #[test]
 fn parts() -> Result {
-    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy"], 52)
+    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy", "adamw"], 54)
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub(super) const KINDS: &[&str] = &[
     "cssd",
     "m3_core",
     "s6",
+    "adamw",
     "mamba2_block",
     "seed2_block",
     "cmamba_block",
