@@ -188,7 +188,7 @@ impl<'g> Mamba2<'g> {
             let dt = parts.dt;
             match &self.recurrence {
                 Recurrence::Real(ssd) => ssd.apply(&SsdInputs { x, dt, b, c, s0, reset, mask }),
-                Recurrence::Complex(ssd) => ssd.apply(&CssdInputs { x, dt, b, c, s0, reset, mask }),
+                Recurrence::Complex(ssd) => ssd.apply(&CssdInputs { x, dt, b, c, s0, reset, mask, gradients: packing.gradients }),
             }
         };
         let y = {

@@ -48,13 +48,15 @@ pub struct LmGraph {
     pub seq_idx: bool,
     /// Whether there is an input `mask [B, L]` f32, 0 at padding before the tokens.
     pub mask: bool,
+    /// Whether gradients will be taken, see [`Packing::gradients`].
+    pub gradients: bool,
 }
 
 impl LmGraph {
     /// The options without packed sequences or padding.
     #[must_use]
     pub const fn new(io: Io, head: Head) -> Self {
-        Self { io, head, seq_idx: false, mask: false }
+        Self { io, head, seq_idx: false, mask: false, gradients: false }
     }
 }
 
@@ -76,7 +78,7 @@ pub fn graph(config: &LmConfig, batch: usize, len: usize, options: LmGraph) -> R
 
 fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len]: [usize; 2], options: LmGraph) {
     let ids = g.input_dynamic("ids", DType::U32, [batch, len], &[0, 1]);
-    let packing = Packing::declare(g, batch, len, options.seq_idx, options.mask);
+    let packing = Packing::declare(g, batch, len, options.seq_idx, options.mask).for_gradients(options.gradients);
     let infos = sizes.states();
     let states: Option<Vec<States<'_>>> =
         (0..config.n_layer).map(|layer| States::declare(g, &infos, batch, &names::state_prefix(layer), options.io)).collect();

@@ -29,7 +29,7 @@ fn run_cases(kinds: &[&str], precision: Precision) -> Result<(usize, Vec<String>
             let loaded = checkpoint::load_with(&dir.sub(&case.id), &case.load_options())?;
             (CaseGraphs::of_checkpoint(case, &tensors, &loaded)?, loaded.params)
         } else {
-            (CaseGraphs::new(case, &tensors)?.with_gradients(case, &tensors)?, CaseGraphs::params_of(&tensors))
+            (CaseGraphs::with_gradients(case, &tensors)?, CaseGraphs::params_of(&tensors))
         };
         let given = graphs.run(&tensors, &params, &execute)?;
         let verdicts = case.judge(&given, &tensors, true);
@@ -50,7 +50,7 @@ fn check(kinds: &[&str], n_cases: usize) -> Result {
 
 #[test]
 fn parts() -> Result {
-    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy"], 52)
+    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy", "adamw"], 54)
 }
 
 #[test]

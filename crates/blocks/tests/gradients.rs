@@ -63,7 +63,7 @@ fn mamba3() -> Mamba3Config {
 /// Fresh states, given ones, packed sequences with given ones, one token, none.
 fn check_everywhere(config: impl Into<BlockConfig>) -> Result {
     let config = config.into();
-    let plain = |io| BlockGraph { io, seq_idx: false, mask: false };
+    let plain = |io| BlockGraph { io, seq_idx: false, mask: false, gradients: true };
     check_block(config.clone(), [3, 7], plain(Io::Fresh))?;
     check_block(config.clone(), [3, 7], plain(Io::Explicit))?;
     check_block(config.clone(), [3, 7], BlockGraph { seq_idx: true, ..plain(Io::Explicit) })?;
@@ -81,8 +81,8 @@ fn of_mamba2_with_other_options() -> Result {
     let options = Mamba2Config { bias: true, d_ssm: Some(8), d_has_hdim: true, dt_limit: [0.01, 0.5], ..mamba2() };
     check_everywhere(options.clone())?;
     check_everywhere(Mamba2Config { norm: NormKind::BeforeGate, learnable_init_states: true, ..mamba2() })?;
-    check_block(Mamba2Config { norm: NormKind::None, ..mamba2() }, [3, 5], BlockGraph { io: Io::Fresh, seq_idx: true, mask: false })?;
-    check_block(mamba2(), [3, 5], BlockGraph { io: Io::Explicit, seq_idx: false, mask: true })
+    check_block(Mamba2Config { norm: NormKind::None, ..mamba2() }, [3, 5], BlockGraph { io: Io::Fresh, seq_idx: true, mask: false, gradients: true })?;
+    check_block(mamba2(), [3, 5], BlockGraph { io: Io::Explicit, seq_idx: false, mask: true, gradients: true })
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl<'g> Forward<'g> {
             (0..config.n_layer).map(|layer| States::declare(g, &infos, batch, &format!("{prefix}{}", names::state_prefix(layer)), io)).collect();
         let mut lm = Lm::declare(g, config, sizes);
         adapted(g, &mut lm, &step.adapters);
-        let (hidden, states) = lm.hidden(ids, before.as_deref(), Packing::default());
+        let (hidden, states) = lm.hidden(ids, before.as_deref(), Packing::default().for_gradients(true));
         let normed = lm.final_norm(hidden).reshape([n_rows, config.block.d_model()]);
         Self { normed, target: target.reshape([n_rows]), head: lm.head(), states }
     }

@@ -46,10 +46,12 @@ pub fn head_loss<'g>(hidden: Tensor<'g>, weight: Tensor<'g>, target: Tensor<'g>,
     let g = hidden.builder();
     let head = Head::new(hidden, weight, target, ignore, block_rows);
     let divisor = head.count.max(g.scalar(1.0));
+    // For all rows at once, so that no block waits for what shares a kernel with the weights of another.
+    let weights = head.counts / divisor;
     let (mut sum, mut d_weight, mut d_hidden) = (None, None, Vec::new());
     for block in head.blocks() {
         sum = Some(plus(sum, (block.losses() * block.counts).sum([0, 1], false)));
-        let d_logits = block.d_logits(block.counts / divisor);
+        let d_logits = block.d_logits(block.rows_of(weights));
         d_hidden.push(d_logits.matmul(weight, false, false));
         d_weight = Some(plus(d_weight, d_logits.matmul(block.hidden, true, false)));
     }
@@ -120,41 +122,61 @@ impl<'g> Head<'g> {
 
 /// A block of `R` rows.
 struct Block<'g> {
+    start: usize,
+    end: usize,
     hidden: Tensor<'g>,
-    logits: Tensor<'g>,
+    weight: Tensor<'g>,
+    /// `[R, 1]`: the target, and whether the row counts.
+    target: Tensor<'g>,
+    counts: Tensor<'g>,
     /// `[R, 1]`: the largest logit of each row.
     peak: Tensor<'g>,
-    /// `[R, V]`: exponentials of what logits are below it, and their sums `[R, 1]`.
+    /// `[R, V]`: exponentials of what logits are below it.
     powers: Tensor<'g>,
+    /// `[R, 1]`: their sums.
     total: Tensor<'g>,
-    /// `[R, V]` bool: the target's column.
-    is_target: Tensor<'g>,
-    /// `[R, 1]`.
-    counts: Tensor<'g>,
 }
 
 impl<'g> Block<'g> {
     fn new(head: &Head<'g>, start: usize, end: usize) -> Self {
-        let g = head.hidden.builder();
-        let rows = end - start;
         let hidden = head.hidden.slice_axis(0, start, end);
         let logits = linear(hidden, head.weight, None);
         let peak = logits.reduce_max([1], true);
         let powers = (logits - peak).exp();
-        let column = |x: Tensor<'g>| x.slice_axis(0, start, end).reshape([rows, 1]);
-        let is_target = column(head.target).eq(g.iota([1, head.weight.dim(0)], 1usize, DType::I32));
-        Self { hidden, logits, peak, powers, total: powers.sum([1], true), is_target, counts: column(head.counts) }
+        let [target, counts] = [head.target, head.counts].map(|x| rows_of(x, start, end));
+        Self { start, end, hidden, weight: head.weight, target, counts, peak, powers, total: powers.sum([1], true) }
+    }
+
+    /// The block's part of one number a row, as a column.
+    fn rows_of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        rows_of(x, self.start, self.end)
     }
 
     /// `[R, 1]`: the loss of each row, counted or not. Where the target has the largest logit no large numbers are subtracted.
     fn losses(&self) -> Tensor<'g> {
-        let zero = self.logits.number(0.0);
-        let picked = self.is_target.select(self.logits, zero).sum([1], true);
-        self.total.log() + (self.peak - picked)
+        self.total.log() + (self.peak - self.target_logits())
     }
 
-    /// `[R, V]`: gradient of the sum of losses with these weights of rows.
-    fn d_logits(&self, weights: Tensor<'g>) -> Tensor<'g> {
-        (self.powers / self.total - self.is_target.cast(DType::F32)) * weights
+    /// `[R, 1]`: the logit of each target, by a product of its own, so that nothing waits for the logits but their exponentials.
+    fn target_logits(&self) -> Tensor<'g> {
+        let g = self.hidden.builder();
+        let last = self.weight.dim(0).saturating_sub(1);
+        let column = |number: usize| g.constant(u32::try_from(number).map_or(0.0, f64::from), DType::I32, []);
+        let nearest = self.target.max(column(0)).min(column(last));
+        let rows = self.weight.gather(nearest.reshape([self.target.dim(0)]));
+        let is_column = self.target.eq(nearest);
+        is_column.select((self.hidden * rows).sum([1], true), g.scalar(0.0))
     }
+
+    /// `[R, V]`: gradient of the sum of losses with these weights of rows. Scales of rows are divided before, which leaves a
+    /// product and a difference for each element.
+    fn d_logits(&self, weights: Tensor<'g>) -> Tensor<'g> {
+        let g = self.hidden.builder();
+        let columns = g.iota([1, self.weight.dim(0)], 1usize, DType::I32);
+        self.powers * (weights / self.total) - self.target.eq(columns).select(weights, g.scalar(0.0))
+    }
+}
+
+fn rows_of(x: Tensor<'_>, start: usize, end: usize) -> Tensor<'_> {
+    x.slice_axis(0, start, end).reshape([end - start, 1])
 }

@@ -1,11 +1,11 @@
-//! A step of AdamW as ops, clipping by the norm of all gradients, and learning rates over time.
+//! A step of `AdamW` as ops, clipping by the norm of all gradients, and learning rates over time.
 //!
 //! What changes from step to step enters graphs as numbers, so that one plan serves a whole run; the host works them out.
 
 use crate::error::{ConfigError, ConfigErrors};
 use monopass_ir::Tensor;
 
-/// AdamW with decoupled weight decay.
+/// `AdamW` with decoupled weight decay.
 ///
 /// # Source
 /// Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2, with the learning rate also before the decay.

@@ -8,7 +8,7 @@ use crate::report::{Failure, OrReport};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use miette::Result;
-use monopass::blocks::{BlockConfig, Io, block};
+use monopass::blocks::{BlockConfig, BlockGraph, Io, block};
 use monopass::ir::autodiff::{GradientOptions, gradient_graph};
 use monopass::ir::dot::dot;
 use monopass::lower::plan_html::plan_html;
@@ -109,7 +109,8 @@ impl BlockArgs {
         match self.mode {
             Mode::Forward | Mode::Step => block::graph(config, batch, len, Io::Stateful).or_report(),
             Mode::Train => {
-                let graph = block::graph(config, batch, len, Io::Stateless).or_report()?;
+                let options = BlockGraph { gradients: true, ..Io::Stateless.into() };
+                let graph = block::graph_with(config, batch, len, options).or_report()?;
                 gradient_graph(&graph, &GradientOptions::default()).or_report()
             }
         }

@@ -112,10 +112,7 @@ impl Runner<'_> {
         let bytes = files::bytes(&path).map_err(|error| io_failure(&path, &error))?;
         let tensors = read_tensors(&case.file, &bytes).map_err(|error| Failure::of(&error))?;
         case.check_shapes(&tensors).map_err(|error| Failure::of(&error))?;
-        let (mut graphs, params) = self.graphs(case, &tensors)?;
-        if self.with_gradients {
-            graphs = graphs.with_gradients(case, &tensors).map_err(|error| Failure::of(&error))?;
-        }
+        let (graphs, params) = self.graphs(case, &tensors)?;
         let mut run = CaseRun::new(self, params).map_err(|error| Failure::of(&error))?;
         let given = graphs.run(&tensors, &Tensors::new(), |graph, inputs, _, states| run.step(graph, inputs, states));
         Ok(case.judge(&given.map_err(|error| Failure::of(&error))?, &tensors, self.with_gradients))
@@ -125,7 +122,8 @@ impl Runner<'_> {
         let failure = |error: CaseError| Failure::of(&error);
         if case.kind != "checkpoint" {
             let params = CaseGraphs::params_of(tensors);
-            return Ok((CaseGraphs::new(case, tensors).map_err(failure)?, params));
+            let graphs = if self.with_gradients { CaseGraphs::with_gradients(case, tensors) } else { CaseGraphs::new(case, tensors) };
+            return Ok((graphs.map_err(failure)?, params));
         }
         let first = case.files.first().ok_or_else(|| Failure::new(format!("case {}: no files of a checkpoint", case.id)))?;
         let file = self.dir.join(first);

@@ -100,7 +100,7 @@ fn add_rows<R: Real>(updates: &[R], rows: &[usize], n_elems: usize, width: usize
     }
     for (update, row) in updates.chunks(width).zip(rows) {
         for (sum, &x) in out[row * width..][..width].iter_mut().zip(update) {
-            *sum = *sum + x;
+            *sum += x;
         }
     }
     Ok(out)
