@@ -5,7 +5,7 @@
 //! with q is the real part of the complex one with its conjugate. The frame is that of the last token, so that the state
 //! comes out as it is, and one that was handed in is turned once.
 
-use crate::angle::angle_to_end;
+use crate::angle::{angle_to_end, of_next_token};
 use crate::complex::{Complex, held, times_i};
 use crate::ssd::time_step;
 use monopass_ir::Tensor;
@@ -78,11 +78,12 @@ impl<'g> Cssd<'g> {
         let z = a.scaled(delta);
         let held = held(delta, a, z);
 
-        // A sequence of no tokens has no last one to turn with.
-        let to_end = (len > 0).then(|| angle_to_end(z.im));
-        let turned = to_end.map(|to_end| Complex::cis(to_end - z.im));
+        // A sequence of no tokens has no last one to turn with. A token's own turn is not in the sum: what it leaves in the last state
+        // does not depend on it, and the difference of two sums would forget small derivatives beside large ones.
+        let to_end = (len > 0).then(|| angle_to_end(of_next_token(z.im)));
+        let turned = to_end.map(Complex::cis);
         // Cosine and sine are taken before the first token is cut out, so that they are made where the sum is.
-        let total = to_end.map(|to_end| Complex::cis(to_end).slice_axis(1, 0, 1));
+        let total = to_end.map(|to_end| Complex::cis(to_end + z.im).slice_axis(1, 0, 1));
         let k = self.by_head(inputs.b, Some(turned.map_or(held, |turned| held.times(turned))));
         let q = self.by_head(inputs.c, turned);
         let heads = x.reshape([batch, len, self.nheads, 1, self.headdim]);
