@@ -84,7 +84,8 @@ fn dtype_of(op: &Op, operands: &OperandTypes) -> Result<DType, TypeError> {
         | Op::MatMul { .. }
         | Op::Gather {}
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
     }
 }
 
@@ -138,7 +139,8 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         | Op::MatMul { .. }
         | Op::Gather {}
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => Err(not_defined(op, &x)),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => Err(not_defined(op, &x)),
     }
 }
 

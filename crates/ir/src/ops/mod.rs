@@ -10,6 +10,7 @@ pub mod matmul;
 pub mod movement;
 pub mod reduce;
 pub mod scan;
+pub mod scan_grad;
 
 use crate::error::{EvalError, help_line};
 use crate::eval::{Array, Real};
@@ -82,6 +83,7 @@ fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, Ty
         Class::Index => index::infer(op, operands),
         Class::Conv => conv::infer(op, operands),
         Class::Scan => scan::infer(op, operands),
+        Class::ScanAdjoint => scan_grad::infer(op, operands),
     }
 }
 
@@ -101,6 +103,7 @@ pub(crate) fn eval<'a, R: Real>(
         Class::Index => index::eval(op, operands, ty).map(one),
         Class::Conv => conv::eval(op, operands),
         Class::Scan => scan::eval(op, operands),
+        Class::ScanAdjoint => scan_grad::eval(op, operands),
     }
 }
 

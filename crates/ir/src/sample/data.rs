@@ -61,8 +61,8 @@ impl Domain {
                 }
                 (Some(Op::Log {} | Op::Sqrt {} | Op::Rsqrt {}), _) => Self::Positive,
                 (Some(Op::Div {}), _) if is_operand("rhs") => Self::Positive,
-                (Some(Op::Scan { .. }), _) if is_operand("log_decay") => Self::Negative,
-                (Some(Op::Scan { .. } | Op::Conv1d { .. }), _) if is_operand("reset") => Self::Rare,
+                (Some(Op::Scan { .. } | Op::ScanGrad { .. }), _) if is_operand("log_decay") => Self::Negative,
+                (Some(Op::Scan { .. } | Op::ScanGrad { .. } | Op::Conv1d { .. }), _) if is_operand("reset") => Self::Rare,
                 (_, before) => before,
             };
         }

@@ -35,6 +35,7 @@ impl Sampler {
             "gather" => self.gather(),
             "conv1d" => self.conv1d(),
             "scan" => self.scan(),
+            "scan_grad" => self.scan_grad(),
             _ => self.elementwise(OPS.iter().find(|info| info.mnemonic == mnemonic)?),
         }
     }
@@ -247,6 +248,21 @@ impl Sampler {
     }
 
     fn scan(&mut self) -> Option<Proposal> {
+        let (chunk_size, operands) = self.operands_of_scan()?;
+        Some((Op::Scan { chunk_size }, operands))
+    }
+
+    /// Adjoints of the results are the two operands more.
+    fn scan_grad(&mut self) -> Option<Proposal> {
+        let (chunk_size, mut operands) = self.operands_of_scan()?;
+        let (v, k) = (operands[1].as_ref()?.ty.shape.clone(), operands[2].as_ref()?.ty.shape.clone());
+        let dy = self.shaped(DType::F32, v.clone())?;
+        operands.insert(4, Some(dy));
+        operands.push(self.maybe(DType::F32, vec![v[0], v[2], v[4], k[4]]));
+        Some((Op::ScanGrad { chunk_size }, operands))
+    }
+
+    fn operands_of_scan(&mut self) -> Option<(usize, Vec<Option<Entry>>)> {
         let groups = self.rng.of(&[1, 1, 2])?;
         let heads = groups * self.rng.of(&[1, 2, 3])?;
         let (batch, len) = (self.rng.of(&[1, 2, 3])?, self.length()?);
@@ -261,7 +277,7 @@ impl Sampler {
         let chunk_size = self.rng.of(&[0, 0, 2, 4])?;
         let mut operands = vec![Some(log_decay), Some(v), Some(k), Some(q), s0, reset];
         operands.extend(weights);
-        Some((Op::Scan { chunk_size }, operands))
+        Some((chunk_size, operands))
     }
 
     /// Zero tokens, one, or some.

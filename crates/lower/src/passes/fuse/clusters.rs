@@ -126,7 +126,8 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 return None;
             }
         }
-        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => return None,
+        // No adjoint of a scan is left when ops are fused, see `passes::expand`.
+        Class::Elementwise | Class::Movement | Class::Index | Class::Conv | Class::ScanAdjoint => return None,
     };
     let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
     let n_epilogue = droppable.len();
