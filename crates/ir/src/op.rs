@@ -26,7 +26,7 @@ pub enum Class {
     Conv,
     /// A linear recurrence along the length axis, with a state.
     Scan,
-    /// The adjoint of one.
+    /// The adjoint of such a recurrence.
     ScanAdjoint,
 }
 
@@ -531,20 +531,28 @@ op_table! {
     Scan scan(log_decay: Value, v: Value, k: Value, q: Value, s0: Option, reset: Option, weight: Option, own_weight: Option) {
         chunk_size: usize = 0
     } -> (y, s_last) Scan, Sums;
-    /// The adjoint of [`scan`](Self::scan): derivatives of `Σ dy y + Σ ds_last s_last` by its operands.
+    /// Adjoint of [`scan`](Tensor::scan): what a small change of each of its operands adds to `Σ dy · y + Σ ds_last · s_last`.
     ///
-    /// Shapes: as of `scan`, `dy [B, L, H, R, P]`, `ds_last [B, H, P, N]` → those of `log_decay`, `v`, `k`, `q` (both summed over the heads of
-    /// a group), `s0`, and twice `[B, L, H]`. An absent `ds_last` is zero.
+    /// Shapes: operands as of `scan`, `dy [B, L, H, R, P]` and `ds_last [B, H, P, N]` as its results → each result as the operand
+    /// that it is named after, all f32; another type or shape is an error.
     ///
-    /// With `Ŝ_t` the adjoint of the state after token `t` and `Z_t = exp(log_decay_t) S_{t-1}` (0 where the state is dropped):
-    /// `d_v = weight Ŝ k + own_weight Σ (q · k) dy`, `d_k = weight Ŝᵀ v + own_weight Σ (dy · v) q`, `d_q = Zᵀ dy + own_weight Σ (dy · v) k`,
-    /// `d_log_decay = ⟨Σ dy ⊗ q + Ŝ, Z⟩`, `d_weight = ⟨Ŝ, Σ v ⊗ k⟩`, `d_own_weight = Σ (q · k)(dy · v)`, and
-    /// `Ŝ_{t-1} = exp(log_decay_t) (Σ dy ⊗ q + Ŝ_t)`. Without `own_weight`, which then is `weight`, `d_weight` has both and
-    /// `d_own_weight` is zero; without `weight`, `d_weight` is the derivative at 1.
-    /// States are computed again from those at the ends of chunks; a decay is never divided by.
+    /// `d_k` and `d_q` are sums over the heads of a group. Absent `ds_last` is zero. `d_s0` and `d_weight` are there whether or not
+    /// `s0` and `weight` are: at a state of zero and at weight one. Absent `own_weight` is `weight`; then `d_weight` is the derivative
+    /// through both and `d_own_weight` is zero. `L = 0` returns `ds_last` as `d_s0`.
+    /// Nothing is divided by a decay, and `d_log_decay` is no difference of sums, so that strong decays keep its digits.
+    /// The results do not depend on `chunk_size` (0: the planner chooses).
     ///
-    /// It has no derivative of its own.
+    /// With `a_t = exp(log_decay_t)`, `Z_t = a_t S_{t-1}` (zero at a reset) and `Ŝ_t` the adjoint of `S_t`, which starts at `ds_last`:
+    /// `dZ_t = Ŝ_t + Σ_r dy_{t,r} ⊗ q_{t,r}`, `Ŝ_{t-1} = a_t dZ_t` (zero at a reset), `d_log_decay_t = ⟨dZ_t, Z_t⟩`;
+    /// `d_v_r = weight Ŝ k_r + own_weight Σ_s (q_s · k_r) dy_s`, `d_k_r = weight Ŝᵀ v_r + own_weight Σ_s (dy_s · v_r) q_s`,
+    /// `d_q_r = Zᵀ dy_r + own_weight Σ_s (dy_r · v_s) k_s`, `d_weight = Σ_r ⟨Ŝ, v_r ⊗ k_r⟩`,
+    /// `d_own_weight = Σ_{r,s} (q_r · k_s) (dy_r · v_s)`, each of a token `t`; the last `Ŝ` is `d_s0`.
+    ///
+    /// Source: the chain rule on the two formulas of `scan`.
     ScanGrad scan_grad(
-        log_decay: Value, v: Value, k: Value, q: Value, dy: Value, s0: Option, reset: Option, weight: Option, own_weight: Option, ds_last: Option
-    ) { chunk_size: usize = 0 } -> (d_log_decay, d_v, d_k, d_q, d_s0, d_weight, d_own_weight) ScanAdjoint, Sums;
+        log_decay: Value, v: Value, k: Value, q: Value, dy: Value, s0: Option, reset: Option, weight: Option, own_weight: Option,
+        ds_last: Option
+    ) {
+        chunk_size: usize = 0
+    } -> (d_log_decay, d_v, d_k, d_q, d_s0, d_weight, d_own_weight) ScanAdjoint, Sums;
 }

@@ -102,6 +102,12 @@ impl DynamicAxes {
                 let (v, k) = (self.operand(operands, 1), self.operand(operands, 2));
                 vec![at(x, 0), at(x, 2), at(v, 4), at(k, 4)]
             }
+            Op::ScanGrad { .. } if result_idx == 4 => {
+                let (v, k) = (self.operand(operands, 1), self.operand(operands, 2));
+                vec![at(x, 0), at(x, 2), at(v, 4), at(k, 4)]
+            }
+            // Each but the state's is as the operand that it is the derivative by.
+            Op::ScanGrad { .. } => self.operand(operands, if result_idx < 4 { result_idx } else { 0 }).to_vec(),
             Op::Conv1d { .. } => x.to_vec(),
             Op::Scan { .. } => self.operand(operands, 1).to_vec(),
             // What is left broadcasts its operands: elementwise ops, and the broadcast itself.

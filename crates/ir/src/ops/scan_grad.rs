@@ -1,290 +1,256 @@
 //! The adjoint of the linear recurrence with ranks.
 
-use super::conv::flags;
-use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_shape, required, scan};
+use super::scan::{self, Scan, Token, dot};
+use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_shape, required};
 use crate::error::EvalError;
 use crate::eval::{Array, Real, Store, for_chunks, zeroed};
 use crate::op::Op;
 use crate::types::{DType, TensorType};
 
-/// Typing rule: the operands of `scan`, and adjoints in the shapes of its results; results in the shapes of its operands.
+/// Tokens between two states that are kept on the way forward; those between are computed again on the way back.
+const SPAN: usize = 64;
+
+/// Typing rule: operands as of `scan`, adjoints as its results, all f32; each result as the operand it is the derivative by.
 pub(super) fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
-    let of_scan = [0, 1, 2, 3, 5, 6, 7, 8].map(|idx| operands.get(idx).copied().flatten());
-    let results = scan::infer(op, &of_scan)?;
-    let [y, state] = results.as_slice() else { return Err(TypeError::new("scan_grad: scan has no two results")) };
-    let dy = required(op, operands, 4)?;
-    for (name, adjoint, of, form) in [("dy", Some(dy), y, "[B, L, H, R, P]"), ("ds_last", operands[9], state, "[B, H, P, N]")] {
-        let Some(adjoint) = adjoint else { continue };
-        expect_shape(op, name, adjoint, &of.shape, form)?;
-        expect_dtype(op, name, adjoint, adjoint.dtype == DType::F32, "f32")?;
+    let state = scan::check_operands(op, operands, 5)?;
+    let [log_decay, v, k, q, dy] = [
+        required(op, operands, 0)?,
+        required(op, operands, 1)?,
+        required(op, operands, 2)?,
+        required(op, operands, 3)?,
+        required(op, operands, 4)?,
+    ];
+    expect_shape(op, "dy", dy, &v.shape, "[B, L, H, R, P], as v")?;
+    expect_dtype(op, "dy", dy, dy.dtype == DType::F32, "f32")?;
+    if let Some(ds_last) = operands[9] {
+        expect_shape(op, "ds_last", ds_last, &state.shape, "[B, H, P, N]")?;
+        expect_dtype(op, "ds_last", ds_last, ds_last.dtype == DType::F32, "f32")?;
     }
-    let (log_decay, k) = (required(op, operands, 0)?, required(op, operands, 2)?);
-    Ok(vec![log_decay.clone(), y.clone(), k.clone(), k.clone(), state.clone(), log_decay.clone(), log_decay.clone()])
+    Ok(vec![log_decay.clone(), v.clone(), k.clone(), q.clone(), state, log_decay.clone(), log_decay.clone()])
 }
 
-/// Tokens of which all states are kept at a time; between such pieces one state is.
-const PIECE: usize = 32;
-
-/// The adjoint by definition, token by token from the last one, for each head of each batch entry, which run in parallel. States are
-/// computed again from those kept, and never by dividing by a decay.
+/// The adjoint by definition, token by token from the last for each head of each batch entry, which run in parallel.
 pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>) -> Result<Vec<Array<'a, R>>, EvalError> {
-    let [log_decay, v, k, q, dy] = [0, 1, 2, 3, 4].map(|idx| operands.take(op, idx));
-    let (log_decay, v, k, q, dy) = (log_decay?, v?, k?, q?, dy?);
-    let mut reals = |idx: usize| operands.take_option(idx).map(Array::into_reals).transpose();
-    let (s0, weight, own_weight, ds_last) = (reals(5)?, reals(7)?, reals(8)?, reals(9)?);
-    let reset = operands.take_option(6).map(|reset| flags(op, reset)).transpose()?;
-    let (&[batch, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v.shape.as_slice(), k.shape.as_slice()) else {
-        return Err(EvalError::new(format!("scan_grad: shapes {:?} and {:?}", v.shape, k.shape)));
-    };
-    let adjoint = Adjoint {
-        sizes: Sizes { len, heads, groups, ranks, headdim, d_state },
-        log_decay: log_decay.into_reals()?,
-        v: v.into_reals()?,
-        k: k.into_reals()?,
-        q: q.into_reals()?,
-        dy: dy.into_reals()?,
-        s0,
-        reset,
-        weight,
-        own_weight,
-        ds_last,
-    };
-    let places = Places::of(&adjoint.sizes);
-    let mut by_head = zeroed(batch * heads * places.size)?;
-    for_chunks(&mut by_head, places.size, |start, chunk| adjoint.head(start / places.size.max(1), &places, chunk));
-    let result = |part: Part, shape: &[usize]| adjoint.sizes.gathered(&by_head, &places, part, batch, shape);
-    let per_head = [batch, len, heads];
-    let group = [batch, len, groups, ranks, d_state];
-    Ok(vec![
-        result(places.log_decay, &per_head)?,
-        result(places.v, &[batch, len, heads, ranks, headdim])?,
-        result(places.k, &group)?,
-        result(places.q, &group)?,
-        result(places.state, &[batch, heads, headdim, d_state])?,
-        result(places.weight, &per_head)?,
-        result(places.own_weight, &per_head)?,
-    ])
-}
-
-#[derive(Clone, Copy)]
-struct Sizes {
-    len: usize,
-    heads: usize,
-    groups: usize,
-    ranks: usize,
-    headdim: usize,
-    d_state: usize,
-}
-
-/// Where a result of one head lies among all of them: its start, and its elements a token (all of them, for a state).
-#[derive(Clone, Copy)]
-struct Part {
-    start: usize,
-    width: usize,
-    per_token: bool,
-    per_group: bool,
-}
-
-/// The results of one head, one after another.
-struct Places {
-    log_decay: Part,
-    weight: Part,
-    own_weight: Part,
-    v: Part,
-    k: Part,
-    q: Part,
-    state: Part,
-    size: usize,
-}
-
-impl Places {
-    fn of(sizes: &Sizes) -> Self {
-        let Sizes { len, ranks, headdim, d_state, .. } = *sizes;
-        let mut size = 0;
-        let mut part = |width: usize, per_token: bool, per_group: bool| {
-            let start = size;
-            size += if per_token { width * len } else { width };
-            Part { start, width, per_token, per_group }
-        };
-        let [log_decay, weight, own_weight] = [1, 1, 1].map(|width| part(width, true, false));
-        let v = part(ranks * headdim, true, false);
-        let [k, q] = [ranks * d_state; 2].map(|width| part(width, true, true));
-        let state = part(headdim * d_state, false, false);
-        Self { log_decay, weight, own_weight, v, k, q, state, size }
-    }
-}
-
-impl Sizes {
-    /// A result from those of all heads: `[B, H, L, ..]` to `[B, L, H, ..]`, or summed over the heads of each group.
-    fn gathered<'a, R: Real>(&self, by_head: &[R], places: &Places, part: Part, batch: usize, shape: &[usize]) -> Result<Array<'a, R>, EvalError> {
-        let Self { len, heads, groups, .. } = *self;
-        let mut out = zeroed(shape.iter().product())?;
-        let n_tokens = if part.per_token { len } else { 1 };
-        let n_rows = if part.per_group { groups } else { heads };
-        for (i, from) in by_head.chunks(places.size.max(1)).enumerate().take(batch * heads) {
-            let (b, head) = (i / heads, i % heads);
-            let row = if part.per_group { head / (heads / groups) } else { head };
-            for t in 0..n_tokens {
-                let to = &mut out[((b * n_tokens + t) * n_rows + row) * part.width..][..part.width];
-                let from = &from[part.start + t * part.width..][..part.width];
-                to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
-            }
-        }
-        Ok(Array::real(shape, out))
-    }
+    let dy = operands.take(op, 4)?.into_reals()?;
+    let s0 = operands.take_option(5).map(Array::into_reals).transpose()?;
+    let ds_last = operands.take_option(9).map(Array::into_reals).transpose()?;
+    let adjoint = Adjoint { scan: Scan::take(op, &mut operands, 6)?, dy, s0, ds_last };
+    let Scan { batch, heads, .. } = adjoint.scan;
+    let size = adjoint.sizes().iter().sum::<usize>();
+    let mut by_head = zeroed(batch * heads * size)?;
+    for_chunks(&mut by_head, size, |start, part| adjoint.head(start / size.max(1), part));
+    adjoint.results(&by_head)
 }
 
 struct Adjoint<'a, R> {
-    sizes: Sizes,
-    log_decay: Store<'a, R>,
-    v: Store<'a, R>,
-    k: Store<'a, R>,
-    q: Store<'a, R>,
+    scan: Scan<'a, R>,
     dy: Store<'a, R>,
     s0: Option<Store<'a, R>>,
-    reset: Option<Store<'a, bool>>,
-    weight: Option<Store<'a, R>>,
-    own_weight: Option<Store<'a, R>>,
     ds_last: Option<Store<'a, R>>,
 }
 
-/// A token as one head sees it.
-#[derive(Clone, Copy)]
-struct Token<'a, R> {
-    /// Zero where the state is dropped before the token.
-    decay: R,
+/// Results of one head, each by token but that of the state.
+struct OfHead<'r, R> {
+    /// `[L]`.
+    log_decay: &'r mut [R],
+    /// `[L, R, P]`.
+    v: &'r mut [R],
+    /// `[L, R, N]`.
+    k: &'r mut [R],
+    /// `[L, R, N]`.
+    q: &'r mut [R],
+    /// `[P, N]`, the running adjoint of the state.
+    state: &'r mut [R],
+    /// `[L]`.
+    weight: &'r mut [R],
+    /// `[L]`.
+    own_weight: &'r mut [R],
+}
+
+/// Products of the ranks of one token, `[R, R]`, and its weight in its own output.
+struct Own<R> {
     weight: R,
-    own_weight: R,
-    v: &'a [R],
-    k: &'a [R],
-    q: &'a [R],
-    dy: &'a [R],
+    /// `q_r · k_s`.
+    qk: Vec<R>,
+    /// `dy_r · v_s`.
+    dyv: Vec<R>,
 }
 
 impl<R: Real> Adjoint<'_, R> {
-    fn token(&self, batch: usize, head: usize, t: usize) -> Token<'_, R> {
-        let Sizes { len, heads, groups, ranks, headdim, d_state } = self.sizes;
+    /// Elements of each result that one head has, in order.
+    fn sizes(&self) -> [usize; 7] {
+        let Scan { len, ranks, headdim, d_state, .. } = self.scan;
+        let (of_v, of_k) = (len * ranks * headdim, len * ranks * d_state);
+        [len, of_v, of_k, of_k, headdim * d_state, len, len]
+    }
+
+    /// All results of the head counted through the batch, one after the other in `part`.
+    fn head(&self, head: usize, part: &mut [R]) {
+        let [len, of_v, of_k, _, of_state, ..] = self.sizes();
+        let (log_decay, rest) = part.split_at_mut(len);
+        let (v, rest) = rest.split_at_mut(of_v);
+        let (k, rest) = rest.split_at_mut(of_k);
+        let (q, rest) = rest.split_at_mut(of_k);
+        let (state, rest) = rest.split_at_mut(of_state);
+        let (weight, own_weight) = rest.split_at_mut(len);
+        let mut results = OfHead { log_decay, v, k, q, state, weight, own_weight };
+        if of_state == 0 {
+            return;
+        }
+        let (batch, head_idx) = (head / self.scan.heads, head % self.scan.heads);
+        if let Some(ds_last) = &self.ds_last {
+            results.state.copy_from_slice(&ds_last[head * of_state..][..of_state]);
+        }
+        let kept = self.kept_states(head);
+        let mut states = Vec::new();
+        for (span, first) in kept.chunks_exact(of_state).enumerate().rev() {
+            let tokens = span * SPAN..((span + 1) * SPAN).min(len);
+            self.states_between(head, tokens.clone(), first, &mut states);
+            for (t, state) in tokens.zip(states.chunks_exact(of_state)).rev() {
+                self.token(batch, head_idx, t, state, &mut results);
+            }
+        }
+    }
+
+    /// The state before every [`SPAN`]th token of a head.
+    fn kept_states(&self, head: usize) -> Vec<R> {
+        let of_state = self.scan.headdim * self.scan.d_state;
+        let mut state = match &self.s0 {
+            Some(s0) => s0[head * of_state..][..of_state].to_vec(),
+            None => vec![R::ZERO; of_state],
+        };
+        let mut kept = Vec::new();
+        for t in 0..self.scan.len {
+            if t % SPAN == 0 {
+                kept.extend_from_slice(&state);
+            }
+            self.enter(head, t, &mut state);
+        }
+        kept
+    }
+
+    /// The states before each of some tokens of a head, of which the first is `state`.
+    fn states_between(&self, head: usize, tokens: std::ops::Range<usize>, state: &[R], states: &mut Vec<R>) {
+        let mut state = state.to_vec();
+        states.clear();
+        for t in tokens {
+            states.extend_from_slice(&state);
+            self.enter(head, t, &mut state);
+        }
+    }
+
+    /// Takes a state past token `t`.
+    fn enter(&self, head: usize, t: usize, state: &mut [R]) {
+        let (batch, head) = (head / self.scan.heads, head % self.scan.heads);
+        if self.scan.drops_state(batch, t) {
+            state.fill(R::ZERO);
+        }
+        let token = batch * self.scan.len + t;
+        let at = self.scan.token(token, head, self.scan.decay(token, head));
+        state.chunks_exact_mut(self.scan.d_state).enumerate().for_each(|(p, row)| self.scan.enter(&at, row, p));
+    }
+
+    /// One token of a head on the way back; `state` is the one before it.
+    fn token(&self, batch: usize, head: usize, t: usize, state: &[R], results: &mut OfHead<'_, R>) {
+        let Scan { len, heads, ranks, headdim, d_state, .. } = self.scan;
         let token = batch * len + t;
-        let at = token * heads + head;
-        let group = token * groups + head / (heads / groups);
-        let is_reset = t > 0 && self.reset.as_ref().is_some_and(|reset| reset[token]);
-        let weight = self.weight.as_ref().map_or(R::ONE, |weight| weight[at]);
-        let (per_head, per_group) = (ranks * headdim, ranks * d_state);
-        Token {
-            decay: if is_reset { R::ZERO } else { self.log_decay[at].exp() },
-            weight,
-            own_weight: self.own_weight.as_ref().map_or(weight, |own| own[at]),
-            v: &self.v[at * per_head..][..per_head],
-            k: &self.k[group * per_group..][..per_group],
-            q: &self.q[group * per_group..][..per_group],
-            dy: &self.dy[at * per_head..][..per_head],
+        let at = self.scan.token(token, head, self.scan.decay(token, head));
+        let dy = &self.dy[(token * heads + head) * ranks * headdim..][..ranks * headdim];
+        let is_new = self.scan.drops_state(batch, t);
+        let own_weight = self.scan.own_weight(token, head);
+        let own = Own::new(&at, dy, own_weight.or(at.weight).unwrap_or(R::ONE), (headdim, d_state));
+        let (v, k, q) = (t * ranks * headdim, t * ranks * d_state, t * ranks * d_state);
+        let (d_v, d_k, d_q) =
+            (&mut results.v[v..][..ranks * headdim], &mut results.k[k..][..ranks * d_state], &mut results.q[q..][..ranks * d_state]);
+        let mut of_weight = R::ZERO;
+        for (p, (adjoint, state)) in results.state.chunks_exact_mut(d_state).zip(state.chunks_exact(d_state)).enumerate() {
+            of_weight += entered(&at, adjoint, d_v, d_k, p, headdim);
+            results.log_decay[t] += read(&at, adjoint, (!is_new).then_some(state), dy, d_q, p, headdim);
         }
+        own.add(&at, dy, [d_v, d_k, d_q], (headdim, d_state));
+        let of_own = own.qk.iter().zip(&own.dyv).fold(R::ZERO, |sum, (&qk, &dyv)| sum + qk * dyv);
+        results.weight[t] = if own_weight.is_some() { of_weight } else { of_weight + of_own };
+        results.own_weight[t] = if own_weight.is_some() { of_own } else { R::ZERO };
     }
 
-    /// All results of one head of one batch entry.
-    fn head(&self, idx: usize, places: &Places, out: &mut [R]) {
-        let Sizes { len, heads, headdim, d_state, .. } = self.sizes;
-        let (batch, head) = (idx / heads, idx % heads);
-        let size = headdim * d_state;
-        let of_head = |states: &Option<Store<'_, R>>| states.as_ref().map_or_else(|| vec![R::ZERO; size], |all| all[idx * size..][..size].to_vec());
-        let mut state = of_head(&self.s0);
-        let mut kept: Vec<Vec<R>> = Vec::with_capacity(len.div_ceil(PIECE));
-        for t in 0..len {
-            if t % PIECE == 0 {
-                kept.push(state.clone());
+    /// Results by token, those of `k` and `q` summed over the heads of each group.
+    fn results<'r>(&self, by_head: &[R]) -> Result<Vec<Array<'r, R>>, EvalError> {
+        let Scan { batch, len, heads, groups, ranks, headdim, d_state, .. } = self.scan;
+        let sizes = self.sizes();
+        let (of_k, of_v) = ([batch, len, groups, ranks, d_state], [batch, len, heads, ranks, headdim]);
+        let state = [batch, heads, headdim, d_state];
+        let shapes: [&[usize]; 7] = [&of_v[..3], &of_v, &of_k, &of_k, &state, &of_v[..3], &of_v[..3]];
+        let mut results = Vec::with_capacity(sizes.len());
+        for (i, shape) in shapes.into_iter().enumerate() {
+            let mut result = zeroed(shape.iter().product())?;
+            // Heads of a result side by side: of the state all of it, of the others a token's part.
+            let (steps, n_wide) = if i == 4 { (1, heads) } else { (len, if matches!(i, 2 | 3) { groups } else { heads }) };
+            let from: usize = sizes[..i].iter().sum();
+            let size = sizes[i] / steps.max(1);
+            for (head, part) in by_head.chunks(sizes.iter().sum::<usize>().max(1)).enumerate() {
+                let (b, h) = (head / heads, head % heads * n_wide / heads);
+                for step in 0..steps {
+                    let to = &mut result[((b * steps + step) * n_wide + h) * size..][..size];
+                    to.iter_mut().zip(&part[from + step * size..][..size]).for_each(|(sum, &x)| *sum += x);
+                }
             }
-            self.advance(&self.token(batch, head, t), &mut state);
+            results.push(Array::real(shape, result));
         }
-        let mut adjoint = of_head(&self.ds_last);
-        for (piece, first) in kept.into_iter().enumerate().rev() {
-            let tokens = piece * PIECE..len.min((piece + 1) * PIECE);
-            // States before each token of the piece.
-            let mut states = vec![first];
-            for t in tokens.start..tokens.end.saturating_sub(1) {
-                let mut next = states.last().cloned().unwrap_or_default();
-                self.advance(&self.token(batch, head, t), &mut next);
-                states.push(next);
-            }
-            for (t, before) in tokens.zip(&states).rev() {
-                self.back(&self.token(batch, head, t), before, &mut adjoint, places, t, out);
-            }
-        }
-        out[places.state.start..][..size].copy_from_slice(&adjoint);
-    }
-
-    fn advance(&self, at: &Token<'_, R>, state: &mut [R]) {
-        let Sizes { headdim, d_state, .. } = self.sizes;
-        state.iter_mut().for_each(|s| *s = at.decay * *s);
-        for (v, k) in at.v.chunks_exact(headdim.max(1)).zip(at.k.chunks_exact(d_state.max(1))) {
-            for (row, &v) in state.chunks_exact_mut(d_state.max(1)).zip(v) {
-                let v = at.weight * v;
-                row.iter_mut().zip(k).for_each(|(s, &k)| *s += v * k);
-            }
-        }
-    }
-
-    /// One token backwards: `before` is the state before it, `adjoint` that of the state after it and then of the one before.
-    fn back(&self, at: &Token<'_, R>, before: &[R], adjoint: &mut [R], places: &Places, t: usize, out: &mut [R]) {
-        let Sizes { ranks, headdim, d_state, .. } = self.sizes;
-        let (p, n) = (headdim.max(1), d_state.max(1));
-        let mut d_weight = R::ZERO;
-        for r in 0..ranks {
-            let (v, k, dy) = (&at.v[r * headdim..][..headdim], &at.k[r * d_state..][..d_state], &at.dy[r * headdim..][..headdim]);
-            let dv = &mut out[places.v.start + (t * ranks + r) * headdim..][..headdim];
-            for ((row, dv), &v) in adjoint.chunks_exact(n).zip(dv.iter_mut()).zip(v) {
-                let product = dot(row, k);
-                *dv += at.weight * product;
-                d_weight += v * product;
-            }
-            let dk = &mut out[places.k.start + (t * ranks + r) * d_state..][..d_state];
-            for (row, &v) in adjoint.chunks_exact(n).zip(v) {
-                let v = at.weight * v;
-                dk.iter_mut().zip(row).for_each(|(dk, &s)| *dk += v * s);
-            }
-            let dq = &mut out[places.q.start + (t * ranks + r) * d_state..][..d_state];
-            for (row, &dy) in before.chunks_exact(n).zip(dy) {
-                let dy = at.decay * dy;
-                dq.iter_mut().zip(row).for_each(|(dq, &s)| *dq += dy * s);
-            }
-        }
-        let d_own = self.back_own(at, places, t, out);
-        // The state that the token finds, decayed, is read by every rank and goes into the next one.
-        for (dy, q) in at.dy.chunks_exact(p).zip(at.q.chunks_exact(n)) {
-            for (row, &dy) in adjoint.chunks_exact_mut(n).zip(dy) {
-                row.iter_mut().zip(q).for_each(|(s, &q)| *s += dy * q);
-            }
-        }
-        out[places.log_decay.start + t] = at.decay * dot(adjoint, before);
-        let has_own = self.own_weight.is_some();
-        out[places.weight.start + t] = if has_own { d_weight } else { d_weight + d_own };
-        out[places.own_weight.start + t] = if has_own { d_own } else { R::ZERO };
-        adjoint.iter_mut().for_each(|s| *s = at.decay * *s);
-    }
-
-    /// The share of a token in its own output, `o Σ_s (q_r · k_s) v_s`; gives the derivative by `o`.
-    fn back_own(&self, at: &Token<'_, R>, places: &Places, t: usize, out: &mut [R]) -> R {
-        let Sizes { ranks, headdim, d_state, .. } = self.sizes;
-        let mut d_own = R::ZERO;
-        for r in 0..ranks {
-            let (q, dy) = (&at.q[r * d_state..][..d_state], &at.dy[r * headdim..][..headdim]);
-            for s in 0..ranks {
-                let (k, v) = (&at.k[s * d_state..][..d_state], &at.v[s * headdim..][..headdim]);
-                let (read, given) = (dot(q, k), dot(dy, v));
-                d_own += read * given;
-                let (read, given) = (at.own_weight * read, at.own_weight * given);
-                let mut add = |part: Part, rank: usize, width: usize, by: R, from: &[R]| {
-                    let to = &mut out[part.start + (t * ranks + rank) * width..][..width];
-                    to.iter_mut().zip(from).for_each(|(to, &from)| *to += by * from);
-                };
-                add(places.v, s, headdim, read, dy);
-                add(places.k, s, d_state, given, q);
-                add(places.q, r, d_state, given, k);
-            }
-        }
-        d_own
+        Ok(results)
     }
 }
 
-fn dot<R: Real>(lhs: &[R], rhs: &[R]) -> R {
-    lhs.iter().zip(rhs).fold(R::ZERO, |sum, (&x, &y)| sum + x * y)
+/// Row `p` of the state's adjoint goes to what a token puts into the state; gives the row's part of the weight's derivative.
+fn entered<R: Real>(at: &Token<'_, R>, adjoint: &[R], d_v: &mut [R], d_k: &mut [R], p: usize, headdim: usize) -> R {
+    let weight = at.weight.unwrap_or(R::ONE);
+    let mut of_weight = R::ZERO;
+    let ranks = at.k.chunks_exact(adjoint.len()).zip(d_k.chunks_exact_mut(adjoint.len()));
+    for ((k, d_k), (v, d_v)) in ranks.zip(at.v.chunks_exact(headdim).zip(d_v.chunks_exact_mut(headdim))) {
+        let product = dot(adjoint, k);
+        of_weight += v[p] * product;
+        d_v[p] = weight * product;
+        let v = weight * v[p];
+        d_k.iter_mut().zip(adjoint).for_each(|(d_k, &adjoint)| *d_k += v * adjoint);
+    }
+    of_weight
+}
+
+/// Row `p` of the state before a token (none at a new sequence) is read by it: the row's adjoint becomes that of before the
+/// token; gives the row's part of the derivative by the logarithm of the decay.
+fn read<R: Real>(at: &Token<'_, R>, adjoint: &mut [R], state: Option<&[R]>, dy: &[R], d_q: &mut [R], p: usize, headdim: usize) -> R {
+    let Some(state) = state else {
+        adjoint.fill(R::ZERO);
+        return R::ZERO;
+    };
+    let ranks = at.q.chunks_exact(state.len()).zip(d_q.chunks_exact_mut(state.len()));
+    for ((q, d_q), dy) in ranks.zip(dy.chunks_exact(headdim)) {
+        let decayed = at.decay * dy[p];
+        d_q.iter_mut().zip(state).for_each(|(d_q, &state)| *d_q += decayed * state);
+        adjoint.iter_mut().zip(q).for_each(|(adjoint, &q)| *adjoint += dy[p] * q);
+    }
+    adjoint.iter_mut().for_each(|adjoint| *adjoint = at.decay * *adjoint);
+    dot(adjoint, state)
+}
+
+impl<R: Real> Own<R> {
+    fn new(at: &Token<'_, R>, dy: &[R], weight: R, (headdim, d_state): (usize, usize)) -> Self {
+        let products = |lhs: &[R], rhs: &[R], size: usize| {
+            lhs.chunks_exact(size).flat_map(|lhs| rhs.chunks_exact(size).map(move |rhs| dot(lhs, rhs))).collect()
+        };
+        Self { weight, qk: products(at.q, at.k, d_state), dyv: products(dy, at.v, headdim) }
+    }
+
+    /// Adds what a token's own output gives to the derivatives by its `v`, `k` and `q`.
+    fn add(&self, at: &Token<'_, R>, dy: &[R], [d_v, d_k, d_q]: [&mut [R]; 3], (headdim, d_state): (usize, usize)) {
+        let ranks = at.q.len() / d_state;
+        let scaled_add = |to: &mut [R], by: R, from: &[R]| to.iter_mut().zip(from).for_each(|(to, &x)| *to += by * x);
+        for r in 0..ranks {
+            for s in 0..ranks {
+                let (qk, dyv) = (self.weight * self.qk[r * ranks + s], self.weight * self.dyv[r * ranks + s]);
+                scaled_add(&mut d_v[s * headdim..][..headdim], qk, &dy[r * headdim..][..headdim]);
+                scaled_add(&mut d_k[s * d_state..][..d_state], dyv, &at.q[r * d_state..][..d_state]);
+                scaled_add(&mut d_q[r * d_state..][..d_state], dyv, &at.k[s * d_state..][..d_state]);
+            }
+        }
+    }
 }

@@ -206,29 +206,37 @@ fn scan(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Fa
     Some(vec![read.times(*q).summed(d_state), state])
 }
 
+/// As [`scan`]: the state and its adjoint without decay, and each result as products of them with what it is made from.
+fn scan_grad(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Facts>> {
+    let [Some((decay, _)), Some((v, v_ty)), Some((k, k_ty)), Some((q, _)), Some((dy, _)), s0, _, weight, own_weight, ds_last] = operands
+    else {
+        return None;
+    };
+    let (&[_, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v_ty.shape.as_slice(), k_ty.shape.as_slice()) else {
+        return None;
+    };
+    if decay.hi > 0.0 || results.len() != 7 {
+        return None;
+    }
+    let (zero, one) = (Facts::exact(0.0, 0.0), Facts::exact(1.0, 1.0));
+    let known = |operand: &Option<Known<'_>>, absent: Facts| operand.map_or(absent, |(facts, _)| facts);
+    let in_state = known(weight, one);
+    let own = known(own_weight, in_state);
+    let steps = n_as_f64(len) * (decay.err + EPS_F32) + EPS_F32;
+    let decayed = |facts: Facts| Facts { err: facts.err + steps * facts.max_abs(), ..facts.union(zero) };
+    let state = decayed(v.times(*k).times(in_state).summed(len * ranks).plus(known(s0, zero)));
+    let adjoint = decayed(dy.times(*q).summed(len * ranks).plus(known(ds_last, zero)));
+    let (qk, dyv) = (q.times(*k).summed(d_state), dy.times(*v).summed(headdim));
+    let in_group = heads / groups.max(1);
+    let of_v = adjoint.times(*k).times(in_state).summed(d_state).plus(qk.times(*dy).times(own).summed(ranks));
+    let of_k = adjoint.times(*v).times(in_state).summed(headdim).plus(dyv.times(*q).times(own).summed(ranks)).summed(in_group);
+    let of_q = state.times(*dy).summed(headdim).plus(dyv.times(*k).times(own).summed(ranks)).summed(in_group);
+    let of_own = qk.times(dyv).summed(ranks * ranks);
+    let of_weight = adjoint.times(*v).times(*k).summed(headdim * d_state * ranks).plus(of_own).union(of_own);
+    Some(vec![adjoint.times(state).summed(headdim * d_state), of_v, of_k, of_q, adjoint, of_weight, of_own.union(zero)])
+}
+
 #[expect(clippy::cast_precision_loss, reason = "sizes of samples are small")]
 const fn n_as_f64(n: usize) -> f64 {
     n as f64
-}
-
-/// As crude: what `scan` says of states, and of their adjoints with what is read in the place of what enters.
-fn scan_grad(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Facts>> {
-    let [log_decay, Some(v), Some(k), Some(q), Some(dy), s0, _, weight, own_weight, ds_last] = operands else { return None };
-    let (&[_, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v.1.shape.as_slice(), k.1.shape.as_slice()) else { return None };
-    let one = Facts::exact(0.0, 1.0);
-    let of = |known: &Option<Known<'_>>| known.map_or(one, |(facts, _)| facts.union(one));
-    let [states, adjoints] = [(v, k, s0, weight), (dy, q, ds_last, &None)].map(|(value, key, first, weight)| {
-        scan(&[*log_decay, Some(*value), Some(*key), Some(*key), *first, None, *weight, None], &results[..2]).and_then(|mut both| both.pop())
-    });
-    let (states, adjoints) = (states?, adjoints?.plus(dy.0.times(q.0).summed(ranks)));
-    let (weight, own) = (of(weight), of(own_weight).union(of(weight)));
-    let read = q.0.times(k.0).summed(d_state);
-    let given = dy.0.times(v.0).summed(headdim);
-    let per_group = heads / groups.max(1);
-    let d_v = adjoints.times(k.0).summed(d_state).times(weight).plus(read.times(dy.0).times(own).summed(ranks));
-    let d_k = adjoints.times(v.0).summed(headdim).times(weight).plus(given.times(q.0).times(own).summed(ranks)).summed(per_group);
-    let d_q = states.times(dy.0).summed(headdim).plus(given.times(k.0).times(own).summed(ranks)).summed(per_group);
-    let d_decay = adjoints.times(states).summed(headdim * d_state * len.max(1));
-    let d_weight = adjoints.times(v.0.times(k.0)).summed(headdim * d_state * ranks).plus(read.times(given).summed(ranks * ranks));
-    (results.len() == 7).then(|| vec![d_decay, d_v, d_k, d_q, adjoints, d_weight, d_weight])
 }

@@ -261,6 +261,12 @@ impl Sampler {
     }
 
     fn scan(&mut self) -> Option<Proposal> {
+        let (chunk_size, operands) = self.operands_of_scan()?;
+        Some((Op::Scan { chunk_size }, operands))
+    }
+
+    /// Adjoints of the results are the two operands more.
+    fn operands_of_scan(&mut self) -> Option<(usize, Vec<Option<Entry>>)> {
         let groups = self.rng.of(&[1, 1, 2])?;
         let heads = groups * self.rng.of(&[1, 2, 3])?;
         let (batch, len) = (self.rng.of(&[1, 2, 3])?, self.length()?);
@@ -275,7 +281,7 @@ impl Sampler {
         let chunk_size = self.rng.of(&[0, 0, 2, 4])?;
         let mut operands = vec![Some(log_decay), Some(v), Some(k), Some(q), s0, reset];
         operands.extend(weights);
-        Some((Op::Scan { chunk_size }, operands))
+        Some((chunk_size, operands))
     }
 
     fn scan_grad(&mut self) -> Option<Proposal> {

@@ -426,7 +426,8 @@ impl KernelBuilder<'_> {
             | Op::Argmax { .. }
             | Op::Cumsum { .. }
             | Op::MatMul { .. }
-            | Op::Scan { .. } => {
+            | Op::Scan { .. }
+            | Op::ScanGrad { .. } => {
                 // Fusion never makes these inline; loading is right wherever the value is stored.
                 return self.load(StepValue::Graph(value), graph.ty(value).dtype, index, width);
             }

@@ -132,7 +132,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 return None;
             }
         }
-        Class::Elementwise | Class::Movement | Class::Conv => return None,
+        Class::Elementwise | Class::Movement | Class::Conv | Class::ScanAdjoint => return None,
     };
     let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
     let n_epilogue = droppable.len();
