@@ -2,10 +2,10 @@
 
 mod support;
 
-use half::f16;
+use half::{bf16, f16};
 use indexmap::IndexMap;
-use monopass_blocks::checkpoint::{self, CheckpointError, Layout};
-use monopass_blocks::{Checkpoint, LmConfig, Mamba2Config, init};
+use monopass_blocks::checkpoint::{self, CheckpointError, Layout, SaveLayout, SaveOptions, StorageType};
+use monopass_blocks::{Checkpoint, LmConfig, Mamba2Config, NormKind, init};
 use monopass_ir::TensorData;
 use support::{Dir, Result};
 
@@ -57,6 +57,79 @@ fn what_is_saved_is_loaded_again() -> Result {
             assert_eq!((read_config, read_params, warnings), (config, params, Vec::new()));
         }
     }
+    Ok(())
+}
+
+/// Weights come back rounded, norms, biases and decays as they were, and what was rounded once is saved as it is.
+#[test]
+fn half_floats_are_saved_and_loaded_again() -> Result {
+    for (storage, name, dtype) in [(StorageType::F16, "float16", "F16"), (StorageType::Bf16, "bfloat16", "BF16")] {
+        for layout in [None, Some(SaveLayout::StateSpaces)] {
+            let (config, options) = (small(), SaveOptions { storage, layout });
+            let params = init::lm(&config, 1)?;
+            let files = checkpoint::save_with(&config, &params, &options)?;
+            let loaded = checkpoint::load(&files)?;
+            assert_eq!((&loaded.config, loaded.warnings.len()), (&config, 0));
+            for param in config.parameters()? {
+                let values = params[&param.name].to_f32_vec();
+                let stored = values.iter().map(|&value| match storage {
+                    StorageType::F16 if !param.role.stays_f32() => f16::from_f32(value).to_f32(),
+                    StorageType::Bf16 if !param.role.stays_f32() => bf16::from_f32(value).to_f32(),
+                    StorageType::F32 | StorageType::F16 | StorageType::Bf16 => value,
+                });
+                assert_eq!(loaded.params[&param.name].to_f32_vec(), stored.collect::<Vec<_>>(), "{}", param.name);
+            }
+            assert_eq!(checkpoint::save_with(&config, &loaded.params, &options)?, files);
+            let report = checkpoint::inspect(&files)?;
+            let of = |end: &str| report.tensors.iter().find(|tensor| tensor.name.ends_with(end)).map(|tensor| tensor.dtype.as_str());
+            assert_eq!([of("0.mixer.in_proj.weight"), of("0.mixer.A_log"), of("0.norm.weight")], [Some(dtype), Some("F32"), Some("F32")]);
+            assert!(report.file_bytes < report.load_bytes);
+            // The package's configuration has no field for it, and would refuse one.
+            let text = String::from_utf8_lossy(&files["config.json"]).into_owned();
+            assert_eq!(text.contains(&format!("\"torch_dtype\": \"{name}\"")), layout.is_none(), "{text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_weight_that_a_half_cannot_hold_is_named() -> Result {
+    let config = small();
+    let mut params = init::lm(&config, 1)?;
+    let name = "backbone.layers.1.mixer.out_proj.weight";
+    let mut values = params[name].to_f32_vec();
+    values[3] = -70_000.0;
+    params.insert(name.into(), TensorData::f32(params[name].shape(), values)?);
+    // What stays f32 may be as large as it likes.
+    let bias = "backbone.layers.0.mixer.conv1d.bias";
+    params.insert(bias.into(), TensorData::f32(params[bias].shape(), vec![1e6; params[bias].to_f32_vec().len()])?);
+    let options = SaveOptions { storage: StorageType::F16, layout: None };
+    let error = checkpoint::save_with(&config, &params, &options).err().ok_or("saved")?;
+    let text =
+        format!("tensor {name} has -7e4, which f16 cannot hold\n  help: save as bf16, whose range is wider than that of f16, or as f32");
+    assert_eq!(error.to_string(), text);
+    let options = SaveOptions { storage: StorageType::Bf16, ..options };
+    assert!(checkpoint::load(&checkpoint::save_with(&config, &params, &options)?).is_ok());
+    Ok(())
+}
+
+/// The layout of the package states options of a Mamba-2 that Hugging Face's has no fields for.
+#[test]
+fn a_mamba2_is_saved_as_state_spaces_would() -> Result {
+    let options = SaveOptions { layout: Some(SaveLayout::StateSpaces), ..SaveOptions::default() };
+    let odd = Mamba2Config { d_ssm: Some(8), norm: NormKind::BeforeGate, dt_limit: [0.25, f32::MAX], bias: true, ..small_block() };
+    let bare = Mamba2Config { norm: NormKind::None, d_has_hdim: true, learnable_init_states: true, chunk_size: 32, ..small_block() };
+    for block in [small_block(), odd, bare] {
+        let config = LmConfig { vocab_size: 16, vocab_padding: 5, block: block.into(), ..small() };
+        let params = init::lm(&config, 1)?;
+        let files = checkpoint::save_with(&config, &params, &options)?;
+        let loaded = checkpoint::load(&files)?;
+        assert_eq!((loaded.config, loaded.params, loaded.warnings), (config, params, Vec::new()));
+        assert_eq!(checkpoint::inspect(&files)?.layout, Layout::SsmSafetensors);
+    }
+    let config = LmConfig { norm_eps: 1e-6, ..small() };
+    let error = checkpoint::save_with(&config, &init::lm(&config, 1)?, &options).err().ok_or("saved")?;
+    assert_eq!(error.to_string(), "the layout of mamba_ssm cannot state another eps than 1e-5\n  help: set all of them to 1e-5");
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use indexmap::IndexMap;
-use monopass_blocks::checkpoint::{self, CheckpointError, Layout, LoadOptions, load_predecessor};
+use monopass_blocks::checkpoint::{self, CheckpointError, Layout, LoadOptions, SaveLayout, SaveOptions, StorageType, load_predecessor};
 use monopass_blocks::{AAct, Mamba2Config, init};
 use monopass_ir::TensorData;
 use safetensors::tensor::TensorView;
@@ -192,16 +192,25 @@ fn a_mamba3_is_saved_with_its_activation() -> Result {
     assert_eq!((&config["vocab_size"], &config["pad_vocab_size_multiple"]), (&21.into(), &16.into()));
     let text = String::from_utf8_lossy(&saved["model.safetensors"]).into_owned();
     assert!(text.contains("backbone.embedding.weight") && !text.contains("backbone.embeddings"));
+    let halves = checkpoint::save_with(&loaded.config, &loaded.params, &SaveOptions { storage: StorageType::Bf16, layout: None })?;
+    let report = checkpoint::inspect(&halves)?;
+    assert!(report.tensors.iter().any(|tensor| tensor.dtype == "BF16") && report.tensors.iter().any(|tensor| tensor.dtype == "F32"));
+    assert_eq!(checkpoint::load(&halves)?.config, loaded.config);
     // Any padding can be stated, another eps cannot.
     loaded.config.vocab_padding = 3;
     assert_eq!(checkpoint::load(&checkpoint::save(&loaded.config, &loaded.params)?)?.config.n_tokens(), 29);
     loaded.config.norm_eps = 1e-6;
     let error = checkpoint::save(&loaded.config, &loaded.params).err().ok_or("saved")?.to_string();
     assert_eq!(error, "the layout of mamba_ssm cannot state another eps than 1e-5\n  help: set all of them to 1e-5");
-    // Hugging Face's layout has no word for padding.
+    let options = SaveOptions { layout: Some(SaveLayout::HuggingFace), ..SaveOptions::default() };
+    let error = checkpoint::save_with(&loaded.config, &loaded.params, &options).err().ok_or("saved")?.to_string();
+    assert_eq!(error, "the layout of Mamba2ForCausalLM cannot state a Mamba-3\n  help: save it in the layout of mamba_ssm");
+    // Hugging Face's layout has no word for padding, the package's own has.
     let two = checkpoint::load(&files("ckpt_ssm_mamba2")?)?;
     let error = checkpoint::save(&two.config, &two.params).err().ok_or("saved")?.to_string();
     assert!(error.starts_with("the layout of Mamba2ForCausalLM cannot state rows of padding"), "{error}");
+    let options = SaveOptions { layout: Some(SaveLayout::StateSpaces), ..SaveOptions::default() };
+    assert_eq!(checkpoint::load(&checkpoint::save_with(&two.config, &two.params, &options)?)?, two);
     Ok(())
 }
 

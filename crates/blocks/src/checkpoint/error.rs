@@ -1,6 +1,6 @@
 //! What can be wrong with a checkpoint.
 
-use super::{CONFIG_FILE, INDEX_FILE, ReadError, TORCH_FILE, WEIGHTS_FILE};
+use super::{CONFIG_FILE, INDEX_FILE, ReadError, StorageType, TORCH_FILE, WEIGHTS_FILE};
 use crate::error::ConfigErrors;
 
 /// A checkpoint that cannot be read or written. The fault of the files, unless said otherwise.
@@ -170,5 +170,17 @@ pub enum CheckpointError {
         found: String,
         /// Its shape by the configuration.
         wanted: Vec<usize>,
+    },
+    /// A weight to be written is out of the range of the element type. The caller's fault.
+    #[error(
+        "tensor {name} has {value:e}, which {storage} cannot hold\n  help: save as bf16, whose range is wider than that of f16, or as f32"
+    )]
+    Overflow {
+        /// The parameter.
+        name: String,
+        /// The first such element.
+        value: f32,
+        /// The element type asked for.
+        storage: StorageType,
     },
 }

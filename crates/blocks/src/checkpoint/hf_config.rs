@@ -2,7 +2,7 @@
 //!
 //! The class's own defaults are those of one large model, so a size that is not in the file is an error rather than a guess.
 
-use super::{CONFIG_FILE, CheckpointError};
+use super::{CONFIG_FILE, CheckpointError, StorageType};
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes};
 use crate::error::ConfigErrors;
 use crate::json;
@@ -82,7 +82,12 @@ fn in_words(text: &str, words: &[(&str, &str)]) -> String {
 }
 
 /// The file that says `config`, in the order in which transformers lists the fields.
-pub(super) fn print(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes) -> Result<Vec<u8>, CheckpointError> {
+pub(super) fn print(
+    config: &LmConfig,
+    block: &Mamba2Config,
+    sizes: &Mamba2Sizes,
+    storage: StorageType,
+) -> Result<Vec<u8>, CheckpointError> {
     let [lo, hi] = block.dt_limit.map(f64::from);
     let hi = if block.dt_limit[1] == f32::MAX { json!({"__float__": "Infinity"}) } else { json!(hi) };
     let expand = if block.expand.fract() == 0.0 { json!(sizes.d_inner / block.d_model) } else { json!(block.expand) };
@@ -108,7 +113,7 @@ pub(super) fn print(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes
         "tie_word_embeddings": config.tie_embeddings,
         "time_step_limit": [lo, hi],
         "time_step_rank": block.d_model.div_ceil(16),
-        "torch_dtype": "float32",
+        "torch_dtype": storage.torch_name(),
     });
     let mut text = serde_json::to_string_pretty(&value).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
     text.push('\n');

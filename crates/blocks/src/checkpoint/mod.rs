@@ -3,7 +3,7 @@
 //! is read without executing anything in it (or whose tensors stand in `model.safetensors`, as [`save`] writes a Mamba-3).
 //!
 //! The crate reads no files: the caller hands in a [`Files`]. [`load`] gives configuration and tensors, [`inspect()`] only says
-//! what there is, [`save`] gives the bytes of a checkpoint, [`load_predecessor`] reads a block of the predecessor.
+//! what there is, [`save`] gives the bytes of a checkpoint, [`save_with`] those in f16 or bf16, [`load_predecessor`] reads a block of the predecessor.
 
 mod error;
 mod hf_config;
@@ -14,12 +14,14 @@ mod save;
 mod ssm_config;
 pub(crate) mod tensors;
 mod torch;
+mod write;
 mod zip;
 
 pub use error::CheckpointError;
 pub use inspect::{Layout, Report, TensorReport, inspect, inspect_with};
 pub use predecessor::load_predecessor;
-pub use save::save;
+pub use save::{SaveLayout, SaveOptions, save, save_with};
+pub use write::{StorageType, UnknownStorageType, write_tensors};
 
 use crate::config::LmConfig;
 use crate::json;

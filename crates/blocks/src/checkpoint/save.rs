@@ -1,14 +1,33 @@
 //! The bytes of a checkpoint: equal input gives equal bytes.
 
+use super::write::{StorageType, write_tensors};
 use super::{CONFIG_FILE, CheckpointError, WEIGHTS_FILE, hf_config, ssm_config};
 use crate::block::BlockSizes;
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind, Taps};
 use crate::mamba3::{Mamba3Config, Mamba3Sizes, RopePairs};
 use crate::names;
+use crate::params::ParamInfo;
 use indexmap::IndexMap;
 use monopass_ir::TensorData;
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+
+/// How a checkpoint is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// Element type of the weights. Those whose [`Role`](crate::Role) [stays f32](crate::Role::stays_f32), such as norms and
+    /// decays, are f32 whatever is chosen.
+    pub storage: StorageType,
+    /// Whose files. Absent: Hugging Face's for a Mamba-2, state-spaces' for a Mamba-3.
+    pub layout: Option<SaveLayout>,
+}
+
+/// Whose configuration and names a checkpoint is written with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveLayout {
+    /// Hugging Face's `Mamba2ForCausalLM`, which has no Mamba-3.
+    HuggingFace,
+    /// state-spaces' `mamba_ssm`, which can state a padded vocabulary.
+    StateSpaces,
+}
 
 /// The files of a checkpoint, by name: `config.json` and `model.safetensors`, in f32.
 ///
@@ -20,33 +39,58 @@ use safetensors::tensor::TensorView;
 /// # Errors
 /// An option that the layout cannot state, an inconsistent configuration, or a parameter that is missing or does not fit.
 pub fn save(config: &LmConfig, params: &IndexMap<String, TensorData>) -> Result<IndexMap<String, Vec<u8>>, CheckpointError> {
-    let (text, name_of): (_, fn(&str) -> String) = match config.sizes()? {
-        BlockSizes::Mamba2(block, sizes) => {
+    save_with(config, params, &SaveOptions::default())
+}
+
+/// As [`save`], in the element type and layout of `options`.
+///
+/// # Errors
+/// As for [`save`], and a weight that is out of the range of the element type.
+pub fn save_with(
+    config: &LmConfig,
+    params: &IndexMap<String, TensorData>,
+    options: &SaveOptions,
+) -> Result<IndexMap<String, Vec<u8>>, CheckpointError> {
+    let (text, name_of): (_, fn(&str) -> String) = match (config.sizes()?, options.layout) {
+        (BlockSizes::Mamba2(block, sizes), None | Some(SaveLayout::HuggingFace)) => {
             check_mamba2(config, block, &sizes)?;
-            (hf_config::print(config, block, &sizes)?, names::to_hf)
+            (hf_config::print(config, block, &sizes, options.storage)?, names::to_hf)
         }
-        BlockSizes::Mamba3(block, sizes) => {
+        (BlockSizes::Mamba2(block, sizes), Some(SaveLayout::StateSpaces)) => {
+            check_mamba2_ssm(config, block, &sizes)?;
+            (ssm_config::print_mamba2(config, block)?, str::to_owned)
+        }
+        (BlockSizes::Mamba3(block, sizes), None | Some(SaveLayout::StateSpaces)) => {
             check_mamba3(config, block, &sizes)?;
             (ssm_config::print(config, block)?, str::to_owned)
         }
+        (BlockSizes::Mamba3(..), Some(SaveLayout::HuggingFace)) => {
+            let (what, help) = ("a Mamba-3", "save it in the layout of mamba_ssm");
+            return Err(CheckpointError::NotExpressible { layout: "Mamba2ForCausalLM", what, help });
+        }
     };
-    let mut data: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    let mut tensors = IndexMap::new();
     for param in config.parameters()? {
-        let found = params.get(&param.name);
-        let Some(values) = found.filter(|tensor| tensor.shape() == param.shape).and_then(TensorData::as_f32) else {
-            let found = found.map_or_else(|| "missing".to_owned(), |tensor| tensor.ty().to_string());
-            return Err(CheckpointError::NotSavable { name: param.name, found, wanted: param.shape });
-        };
-        data.push((name_of(&param.name), param.shape, values.iter().flat_map(|value| value.to_le_bytes()).collect()));
+        let storage = if param.role.stays_f32() { StorageType::F32 } else { options.storage };
+        tensors.insert(name_of(&param.name), stored(&param, params.get(&param.name), storage)?);
     }
-    let corrupt = |source| CheckpointError::Safetensors { file: WEIGHTS_FILE.to_owned(), n_bytes: 0, source };
-    let views = data.iter().map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?)));
-    let views: Vec<_> = views.collect::<Result<_, _>>().map_err(corrupt)?;
-    // One entry, so that the map's order cannot show; readers of Hugging Face ask for it.
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    let weights = safetensors::serialize(views, Some(metadata)).map_err(corrupt)?;
+    // Readers of Hugging Face ask for this entry.
+    let weights = write_tensors(WEIGHTS_FILE, &tensors, Some(("format", "pt")))?;
     let files = [(CONFIG_FILE, text), (WEIGHTS_FILE, weights)];
     Ok(files.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect())
+}
+
+/// A parameter in the element type of the file.
+fn stored(param: &ParamInfo, found: Option<&TensorData>, storage: StorageType) -> Result<TensorData, CheckpointError> {
+    let not_savable = || CheckpointError::NotSavable {
+        name: param.name.clone(),
+        found: found.map_or_else(|| "missing".to_owned(), |tensor| tensor.ty().to_string()),
+        wanted: param.shape.clone(),
+    };
+    let fits = found.filter(|tensor| tensor.shape() == param.shape).and_then(TensorData::as_f32);
+    let elements = storage.round(fits.ok_or_else(not_savable)?);
+    let elements = elements.map_err(|value| CheckpointError::Overflow { name: param.name.clone(), value, storage })?;
+    TensorData::new(param.shape.clone(), elements).map_err(|_| not_savable())
 }
 
 /// Only the published block's options have fields in the file.
@@ -66,6 +110,22 @@ fn check_mamba2(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes) ->
         (block.eps == block.norm_eps && block.eps == config.norm_eps, "different eps of norms", "set them equal"),
     ];
     check("Mamba2ForCausalLM", &rules)
+}
+
+/// The package has fields for the shape of the block and for D of each channel, but none for eps or for limits of the time step,
+/// which its models leave open.
+fn check_mamba2_ssm(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes) -> Result<(), CheckpointError> {
+    let eps = ssm_config::NORM_EPS;
+    let rules = [
+        ([block.eps, block.norm_eps, config.norm_eps] == [eps; 3], "another eps than 1e-5", "set all of them to 1e-5"),
+        (!block.complex, "complex states", "save the parameters as a file of tensors"),
+        (block.gate, "a block without gate", "set gate = true"),
+        (block.conv_act, "a convolution without activation", "set conv_act = true"),
+        (sizes.norm_group == sizes.d_ssm / block.ngroups, "the group of the norm", "leave norm_group at its default"),
+        (block.taps == Taps::NewestLast, "taps in another order", "set taps = newest_last and reverse the weight"),
+        (block.naming == Naming::Mixer, "the predecessor's names", "set naming = mixer and rename the parameters"),
+    ];
+    check("mamba_ssm", &rules)
 }
 
 /// The package has one eps for all norms, in no field, and pairs of entries by the kind of block.

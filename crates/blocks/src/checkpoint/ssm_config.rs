@@ -3,7 +3,7 @@
 use super::hf_config::{bad, missing, short};
 use super::{CONFIG_FILE, CheckpointError, LoadOptions};
 use crate::block::BlockConfig;
-use crate::config::{LmConfig, Mamba2Config};
+use crate::config::{LmConfig, Mamba2Config, NormKind};
 use crate::error::ConfigError;
 use crate::json;
 use crate::mamba3::{AAct, Mamba3Config};
@@ -63,8 +63,6 @@ pub(super) fn parse(text: &str, value: &Value, options: &LoadOptions) -> Result<
 /// The file that says `config`, in the order in which the package lists the fields. `a_act` is ours: without it, nobody could
 /// tell later what the weights were trained with.
 pub(super) fn print(config: &LmConfig, block: &Mamba3Config) -> Result<Vec<u8>, CheckpointError> {
-    let n_tokens = config.n_tokens();
-    let pads = [16, PAD_VOCAB, 1].into_iter().find(|&pad| n_tokens.checked_next_multiple_of(pad) == Some(config.vocab_size));
     let mut ssm = json!({
         "layer": "Mamba3",
         "d_state": block.d_state,
@@ -86,8 +84,49 @@ pub(super) fn print(config: &LmConfig, block: &Mamba3Config) -> Result<Vec<u8>, 
     if block.chunk_size > 0 {
         ssm["chunk_size"] = json!(block.chunk_size);
     }
+    model(config, block.d_model, &ssm)
+}
+
+/// As [`print()`], of a Mamba-2. Fields at the package's own default are left out where it has no reason to say them.
+pub(super) fn print_mamba2(config: &LmConfig, block: &Mamba2Config) -> Result<Vec<u8>, CheckpointError> {
+    let mut ssm = json!({
+        "layer": "Mamba2",
+        "d_state": block.d_state,
+        "d_conv": block.d_conv,
+        "expand": block.expand,
+        "headdim": block.headdim,
+        "ngroups": block.ngroups,
+        "D_has_hdim": block.d_has_hdim,
+        "rmsnorm": block.norm != NormKind::None,
+        "norm_before_gate": block.norm == NormKind::BeforeGate,
+        "bias": block.bias,
+        "conv_bias": block.conv_bias,
+    });
+    if block.expand.fract() == 0.0 {
+        ssm["expand"] = whole(block.expand);
+    }
+    if let Some(d_ssm) = block.d_ssm {
+        ssm["d_ssm"] = json!(d_ssm);
+    }
+    if block.dt_limit != [0.0, f32::MAX] {
+        // No limit is written as the largest f32, as JSON has no infinity.
+        ssm["dt_limit"] = json!(block.dt_limit);
+    }
+    if block.learnable_init_states {
+        ssm["learnable_init_states"] = json!(true);
+    }
+    if block.chunk_size > 0 {
+        ssm["chunk_size"] = json!(block.chunk_size);
+    }
+    model(config, block.d_model, &ssm)
+}
+
+/// The file around the settings of the block. The package has no field for the element type, which the tensors say themselves.
+fn model(config: &LmConfig, d_model: usize, ssm: &Value) -> Result<Vec<u8>, CheckpointError> {
+    let n_tokens = config.n_tokens();
+    let pads = [16, PAD_VOCAB, 1].into_iter().find(|&pad| n_tokens.checked_next_multiple_of(pad) == Some(config.vocab_size));
     let value = json!({
-        "d_model": block.d_model,
+        "d_model": d_model,
         "d_intermediate": 0,
         "n_layer": config.n_layer,
         "vocab_size": n_tokens,
