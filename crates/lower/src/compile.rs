@@ -7,7 +7,7 @@ use crate::error::LowerError;
 use crate::kernels::{elementwise, matmul, prefix, rows, scan, scan_step};
 use crate::memory::{self, MemoryOptions};
 use crate::passes::fuse::{self, Cluster, ClusterKind, Forbidden, FuseOptions, Fusion};
-use crate::passes::{canonicalize, fold_norm, prepare, schedule};
+use crate::passes::{canonicalize, expand, fold_norm, prepare, schedule};
 use crate::plan::Plan;
 use crate::plan_verify::verify_plan;
 use crate::step::{Step, Steps};
@@ -146,6 +146,11 @@ fn graph_passes(graph: &Graph, options: &CompileOptions, max_buffers: u32, sink:
     verify::verify(graph).map_err(|errors| LowerError::Verify { pass: "input", errors })?;
     let mut stage = Stage { sink, number: 0, last: String::new() };
     stage.dump("input", graph)?;
+    let expanded = expand::expand(graph)?;
+    if let Some(expanded) = &expanded {
+        stage.dump("expand", expanded)?;
+    }
+    let graph = expanded.as_ref().unwrap_or(graph);
     let graph = if options.has(Pass::Canonicalize) { canonicalize::canonicalize(graph) } else { graph.clone() };
     stage.dump("canonicalize", &graph)?;
     let graph = prepare::prepare(&graph, max_buffers);
