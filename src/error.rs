@@ -74,6 +74,24 @@ pub enum Error {
         /// Tokens that the model has, without padding.
         vocab_size: usize,
     },
+    /// A batch of another size than the training graph's. The caller's fault.
+    #[error("a batch of {n_ids} tokens and {n_targets} targets\n  help: give {batch} sequences of {len} tokens, and as many targets")]
+    Batch {
+        /// Tokens given.
+        n_ids: usize,
+        /// Targets given.
+        n_targets: usize,
+        /// Sequences that the graph takes.
+        batch: usize,
+        /// Tokens of each.
+        len: usize,
+    },
+    /// A training graph did not give a number that it should. Our fault.
+    #[error("the training graph gave no {name}; this is a defect, please report it")]
+    NoNumber {
+        /// Name of the output.
+        name: &'static str,
+    },
     /// A model's graph did not give what it should. Our fault.
     #[error("the graph of the model gave no next token; this is a defect, please report it")]
     NoToken,

@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (text from a model),
+//! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (text from a model), [`train`] (a model in training),
 //! [`snapshot`] (stable texts of a graph for tests), `fs` (checkpoints in directories, on native targets), [`error`].
 //! The layers below are [`ir`] (graphs), [`lower`] (plans), [`runtime`] (devices) and [`blocks`] (Mamba-2, Mamba-3).
 //!
@@ -40,6 +40,7 @@ pub mod error;
 pub mod fs;
 pub mod generate;
 pub mod snapshot;
+pub mod train;
 
 pub use blocks::{BlockConfig, LmConfig, Mamba2Config, Mamba3Config};
 pub use engine::{Engine, EngineOptions, ExecutorChoice, Params, Pending, Program, Session};

@@ -13,7 +13,7 @@ use monopass_runtime::{Device, Session, blocking};
 use std::path::PathBuf;
 
 /// Kinds whose outputs are compared here.
-const KINDS: [&str; 18] = [
+const KINDS: [&str; 19] = [
     "linear",
     "conv1d",
     "rmsnorm",
@@ -29,13 +29,14 @@ const KINDS: [&str; 18] = [
     "cmamba_block",
     "mamba3_block",
     "cross_entropy",
+    "adamw",
     "decode",
     "lm",
     "checkpoint",
 ];
 
 /// One of each kind and block, odd sizes, for what is too slow to do with all.
-const CHOSEN: [&str; 39] = [
+const CHOSEN: [&str; 40] = [
     "linear_1",
     "linear_3",
     "conv_k1_0",
@@ -75,6 +76,7 @@ const CHOSEN: [&str; 39] = [
     "decode_mamba3_p6",
     "decode_mamba3m_p1",
     "ce_1",
+    "adamw_1",
 ];
 
 /// A directory on disk.
@@ -94,14 +96,25 @@ fn manifest() -> Outcome<Manifest> {
     Ok(Manifest::parse(&std::fs::read_to_string(folder("golden").join("manifest.json"))?)?)
 }
 
+/// What a case runs with.
+#[derive(Clone, Copy, Debug)]
+struct Setting<'a> {
+    /// Passes that are off.
+    off: &'a [Pass],
+    /// Whether gradients are compared, too.
+    gradients: bool,
+}
+
 /// Every tensor of a case that is off, with the case's name and that of the setting.
-fn run(device: &Device, case: &Case, off: &[Pass]) -> Outcome<Vec<String>> {
+fn run(device: &Device, case: &Case, with: &Setting<'_>) -> Outcome<Vec<String>> {
+    let Setting { off, gradients } = *with;
     let tensors = read_tensors(&case.file, &std::fs::read(folder("golden").join(&case.file))?)?;
     let (graphs, params) = if case.kind == "checkpoint" {
         let loaded = checkpoint::load_with(&Dir(folder("golden").join(&case.id)), &case.load_options())?;
         (CaseGraphs::of_checkpoint(case, &tensors, &loaded)?, loaded.params)
     } else {
-        (CaseGraphs::new(case, &tensors)?, CaseGraphs::params_of(&tensors))
+        let graphs = if gradients { CaseGraphs::with_gradients(case, &tensors)? } else { CaseGraphs::new(case, &tensors)? };
+        (graphs, CaseGraphs::params_of(&tensors))
     };
     let weights = blocking::upload(device, params.iter().map(|(name, data)| (name.clone(), data)))?;
     let mut programs: IndexMap<String, Program> = IndexMap::new();
@@ -118,18 +131,18 @@ fn run(device: &Device, case: &Case, off: &[Pass]) -> Outcome<Vec<String>> {
             states.extend(new);
             Ok(outputs)
         })?;
-    let verdicts = case.judge(&given, &tensors);
+    let verdicts = case.judge(&given, &tensors, gradients);
     if verdicts.is_empty() {
         return Err("nothing to compare".into());
     }
-    Ok(verdicts.iter().filter(|verdict| !verdict.passes()).map(|verdict| format!("{} without {off:?}: {verdict:?}", case.id)).collect())
+    Ok(verdicts.iter().filter(|verdict| !verdict.passes()).map(|verdict| format!("{} with {with:?}: {verdict:?}", case.id)).collect())
 }
 
-fn check(cases: &[&Case], off: &[Pass]) -> Outcome {
+fn check(cases: &[&Case], with: &Setting<'_>) -> Outcome {
     let Some(device) = gpu()? else { return Ok(()) };
     let mut problems = Vec::new();
     for case in cases {
-        problems.extend(run(device, case, off).unwrap_or_else(|error| vec![format!("{} without {off:?}: {error}", case.id)]));
+        problems.extend(run(device, case, with).unwrap_or_else(|error| vec![format!("{} with {with:?}: {error}", case.id)]));
     }
     settle(&problems)
 }
@@ -138,8 +151,17 @@ fn check(cases: &[&Case], off: &[Pass]) -> Outcome {
 fn every_case() -> Outcome {
     let manifest = manifest()?;
     let cases: Vec<&Case> = manifest.cases.iter().filter(|case| KINDS.contains(&case.kind.as_str())).collect();
-    assert_eq!(cases.len(), 207);
-    check(&cases, &[])
+    assert_eq!(cases.len(), 209);
+    check(&cases, &Setting { off: &[], gradients: false })
+}
+
+#[test]
+fn every_gradient() -> Outcome {
+    let manifest = manifest()?;
+    let has_gradients = |case: &&Case| case.expect.keys().any(|name| name.starts_with("grad."));
+    let cases: Vec<&Case> = manifest.cases.iter().filter(has_gradients).collect();
+    assert_eq!(cases.len(), 188);
+    check(&cases, &Setting { off: &[], gradients: true })
 }
 
 #[test]
@@ -150,6 +172,6 @@ fn chosen_cases_with_each_pass_off() -> Outcome {
     for kind in KINDS.iter().filter(|kind| **kind != "checkpoint") {
         assert!(cases.iter().any(|case| case.kind == *kind), "no {kind}");
     }
-    let run = |pass| check(&cases, &[pass]).err().map(|error| error.to_string());
+    let run = |pass| check(&cases, &Setting { off: &[pass], gradients: true }).err().map(|error| error.to_string());
     settle(&Pass::ALL.into_iter().filter_map(run).collect::<Vec<_>>())
 }

@@ -11,22 +11,23 @@ pub(super) struct RowChecks(Vec<RowCheck>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RowCheck {
+    op: &'static str,
     input: String,
     n_rows: usize,
 }
 
 impl RowChecks {
-    /// Of every `gather` whose row numbers are an input, as it is or in another shape.
+    /// Of every `gather` and `scatter_add` whose row numbers are an input, as it is or in another shape.
     pub(super) fn of(graph: &Graph) -> Self {
         let mut checks: Vec<RowCheck> = Vec::new();
         for (_, node) in graph.nodes() {
-            if !matches!(node.op(), Some(Op::Gather { .. })) {
-                continue;
-            }
-            let (Some(table), Some(ids)) = (graph.operand(node, "table"), graph.operand(node, "ids")) else { continue };
+            let Some(op @ (Op::Gather { .. } | Op::ScatterAdd { .. })) = node.op() else { continue };
+            // The rows are the first axis of what is read, or of what is made.
+            let table = if let Op::Gather { .. } = op { graph.operand(node, "table") } else { node.results.first().copied() };
+            let (Some(table), Some(ids)) = (table, graph.operand(node, "ids")) else { continue };
             let (Some(input), Some(&n_rows)) = (input_behind(graph, ids), graph.ty(table).shape.first()) else { continue };
-            let check = RowCheck { input: input.to_owned(), n_rows };
-            if !checks.contains(&check) {
+            let check = RowCheck { op: op.mnemonic(), input: input.to_owned(), n_rows };
+            if !checks.iter().any(|known| known.input == check.input && known.n_rows == n_rows) {
                 checks.push(check);
             }
         }
@@ -35,7 +36,7 @@ impl RowChecks {
 
     /// The interpreter's error for the first number that is no row.
     pub(super) fn check(&self, inputs: &[(&str, &TensorData)]) -> Result<(), EvalError> {
-        for RowCheck { input, n_rows } in &self.0 {
+        for RowCheck { op, input, n_rows } in &self.0 {
             // An input that is missing is found where all of them are looked at.
             let Some((_, ids)) = inputs.iter().find(|(name, _)| name == input) else { continue };
             let wrong = match ids.elements() {
@@ -46,7 +47,7 @@ impl RowChecks {
             if let Some((at, id)) = wrong {
                 let place = position(at, ids.shape());
                 return Err(EvalError {
-                    message: format!("gather: index {id} at {place:?} of input {input:?} is outside 0..{n_rows}"),
+                    message: format!("{op}: index {id} at {place:?} of input {input:?} is outside 0..{n_rows}"),
                     help: Some("check the vocabulary that the ids were made with".to_owned()),
                 });
             }
@@ -96,5 +97,10 @@ mod tests {
         assert!(checks.check(&[]).is_ok());
         assert!(check([0, 0, 0, 0, 5, 0]).unwrap_err().message.contains("index 5 at [1, 1] of input \"ids\" is outside 0..5"));
         assert!(check([0, 0, -1, 0, 0, 0]).unwrap_err().message.contains("index -1 at [0, 2]"));
+        let sums = text.replace("param \"table\" : f32[5, 2]", "input \"x\" : f32[6, 2]");
+        let sums = sums.replace("gather %1, %2 : f32[6, 2]", "scatter_add %1, %2 {rows = 4} : f32[4, 2]");
+        let checks = RowChecks::of(&monopass_ir::text::parse_one(&sums).unwrap());
+        let error = checks.check(&[("ids", &TensorData::i32([2, 3], [0, 1, 2, 3, 4, 0]).unwrap())]).unwrap_err();
+        assert!(error.message.contains("scatter_add: index 4 at [1, 1] of input \"ids\" is outside 0..4"));
     }
 }

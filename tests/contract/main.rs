@@ -6,6 +6,7 @@ mod common;
 mod lengths;
 mod plans;
 mod runs;
+mod training;
 
 use monopass_blocks::mamba3::RopePairs;
 use monopass_blocks::{AAct, BlockConfig, Mamba2Config, Mamba3Config, NormKind};

@@ -9,3 +9,4 @@ mod harness;
 mod matmul;
 mod prefix;
 mod rows;
+mod scatter;

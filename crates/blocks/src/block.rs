@@ -1,6 +1,6 @@
 //! A block of any kind: its configuration, its parameters in a graph, and the graph of one block.
 
-use crate::config::{Mamba2Config, Mamba2Sizes};
+use crate::config::{Mamba2Config, Mamba2Sizes, Naming};
 use crate::error::ConfigErrors;
 use crate::mamba2::Mamba2;
 use crate::mamba3::{Mamba3, Mamba3Config, Mamba3Sizes};
@@ -70,6 +70,15 @@ impl BlockConfig {
             Self::Mamba2(config) if config.complex => "cmamba",
             Self::Mamba2(_) => "mamba2",
             Self::Mamba3(_) => "mamba3",
+        }
+    }
+
+    /// What its parameters are called.
+    #[must_use]
+    pub const fn naming(&self) -> Naming {
+        match self {
+            Self::Mamba2(config) => config.naming,
+            Self::Mamba3(_) => Naming::Mixer,
         }
     }
 
@@ -246,11 +255,13 @@ pub struct BlockGraph {
     pub seq_idx: bool,
     /// Whether there is an input `mask`.
     pub mask: bool,
+    /// Whether gradients will be taken, see [`Packing::gradients`].
+    pub gradients: bool,
 }
 
 impl From<Io> for BlockGraph {
     fn from(io: Io) -> Self {
-        Self { io, seq_idx: false, mask: false }
+        Self { io, seq_idx: false, mask: false, gradients: false }
     }
 }
 
@@ -289,7 +300,7 @@ pub(crate) fn sized_graph(
                 BlockSizes::Mamba3(config, _) => config.d_model,
             };
             let u = g.input_dynamic("u", DType::F32, [batch, len, d_model], &[0, 1]);
-            let packing = Packing::declare(&g, batch, len, options.seq_idx, options.mask);
+            let packing = Packing::declare(&g, batch, len, options.seq_idx, options.mask).for_gradients(options.gradients);
             let states = States::declare(&g, &sizes.states(), batch, "", options.io);
             let block = sizes.declare(&g, "");
             let (out, states) = block.forward(u, states.as_ref(), packing);

@@ -11,7 +11,7 @@ pub struct Complex<'g> {
     pub im: Tensor<'g>,
 }
 
-/// Terms of the series of φ₁ below the radius of a half, where the next one is 5e-10.
+/// Terms of the series of `(e^z - 1) / z` below the radius of a half, where the next one is 5e-10.
 const N_TERMS: u32 = 9;
 /// Square of the radius.
 const RADIUS_SQUARED: f64 = 0.25;
@@ -68,22 +68,25 @@ pub fn times_i(pairs: Tensor<'_>, axis: usize) -> Tensor<'_> {
     g.concat(&[-pairs.slice_axis(axis, 1, 2), pairs.slice_axis(axis, 0, 1)], axis)
 }
 
-/// `φ₁(z) = (e^z - 1) / z`, 1 at 0: what a unit input held over a unit of time leaves of itself.
+/// `(e^(Δa) - 1) / a`, which is Δ at `a = 0`: what a unit input held over a time step Δ leaves of itself; `z` is `Δa`.
 ///
-/// Near 0 the series, elsewhere the quotient; no branch divides by less than a half, and derivatives stay right near 0.
+/// Near 0 it is Δ times a series in `z`, elsewhere the quotient by `a`: no branch divides by a small number, and derivatives keep
+/// their digits. That by Δ is `e^(Δa)`, which a quotient by `z` would only give as a difference of large numbers.
+///
+/// Shapes: `delta`, `a` and `z` broadcast.
 #[track_caller]
 #[must_use]
-pub fn phi1<'g>(z: Complex<'g>) -> Complex<'g> {
+pub fn held<'g>(delta: Tensor<'g>, a: Complex<'g>, z: Complex<'g>) -> Complex<'g> {
     let square = z.re * z.re + z.im * z.im;
     let is_small = square.lt(z.re.number(RADIUS_SQUARED));
     // Each branch gets a harmless number where the other one is taken.
     let [zero, one] = [0.0, 1.0].map(|number| z.re.number(number));
     let near = |x: Tensor<'g>| is_small.select(x, zero);
-    let small = series(Complex { re: near(z.re), im: near(z.im) }, near(square));
+    let small = series(Complex { re: near(z.re), im: near(z.im) }, near(square)).scaled(delta);
     let far = |x: Tensor<'g>, instead: Tensor<'g>| is_small.select(instead, x);
-    let (re, im, square) = (far(z.re, one), far(z.im, zero), far(square, one));
-    let grown = Complex::cis(im).scaled(re.exp());
-    let top = grown.re - 1.0;
+    let (re, im) = (far(a.re, one), far(a.im, zero));
+    let grown = Complex::cis(far(z.im, zero)).scaled(far(z.re, zero).exp());
+    let (top, square) = (grown.re - 1.0, re * re + im * im);
     let large = Complex { re: (top * re + grown.im * im) / square, im: (grown.im * re - top * im) / square };
     Complex { re: is_small.select(small.re, large.re), im: is_small.select(small.im, large.im) }
 }
@@ -103,12 +106,12 @@ fn series<'g>(z: Complex<'g>, square: Tensor<'g>) -> Complex<'g> {
 }
 
 /// Exact discretisation of `s' = a s + b x` for an input held over each time step: `e^(Δa)`, and the factor
-/// `(e^(Δa) - 1) / a = Δ φ₁(Δa)` of `b x`.
+/// `(e^(Δa) - 1) / a` of `b x`, see [`held`].
 ///
 /// Shapes: `delta`, `a` broadcast.
 #[track_caller]
 #[must_use]
 pub fn zero_order_hold<'g>(delta: Tensor<'g>, a: Complex<'g>) -> (Complex<'g>, Complex<'g>) {
     let z = a.scaled(delta);
-    (Complex::cis(z.im).scaled(z.re.exp()), phi1(z).scaled(delta))
+    (Complex::cis(z.im).scaled(z.re.exp()), held(delta, a, z))
 }

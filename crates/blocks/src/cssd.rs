@@ -5,8 +5,8 @@
 //! with q is the real part of the complex one with its conjugate. The frame is that of the last token, so that the state
 //! comes out as it is, and one that was handed in is turned once.
 
-use crate::angle::angle_to_end;
-use crate::complex::{Complex, phi1, times_i};
+use crate::angle::{angle_to_end, of_next_token};
+use crate::complex::{Complex, held, times_i};
 use crate::ssd::time_step;
 use monopass_ir::Tensor;
 
@@ -56,6 +56,9 @@ pub struct CssdInputs<'g> {
     pub reset: Option<Tensor<'g>>,
     /// `[B, L, 1]`, 0 at padding: there the time step is 0, which leaves a state that was handed in as it is.
     pub mask: Option<Tensor<'g>>,
+    /// Whether gradients will be taken. Then what a token reads of itself is computed apart, from k and q that are not turned: it does
+    /// not depend on the angle, which the sum of two derivatives by it, each as large as all else, would not show.
+    pub gradients: bool,
 }
 
 impl<'g> Cssd<'g> {
@@ -71,21 +74,25 @@ impl<'g> Cssd<'g> {
         let (batch, len) = (x.dim(0), x.dim(1));
         let delta = time_step(inputs.dt, self.dt_bias, self.dt_limit, inputs.mask.filter(|_| s0.is_some()));
         let [rate, speed] = [0, 1].map(|part| self.a_log.slice_axis(1, part, part + 1).reshape([self.nheads]));
-        let z = Complex { re: delta * -rate.exp(), im: delta * speed };
-        let held = phi1(z).scaled(delta);
+        let a = Complex { re: -rate.exp(), im: speed };
+        let z = a.scaled(delta);
+        let held = held(delta, a, z);
 
-        // A sequence of no tokens has no last one to turn with.
-        let to_end = (len > 0).then(|| angle_to_end(z.im));
-        let turned = to_end.map(|to_end| Complex::cis(to_end - z.im));
+        // A sequence of no tokens has no last one to turn with. A token's own turn is not in the sum: what it leaves in the last state
+        // does not depend on it, and the difference of two sums would forget small derivatives beside large ones.
+        let to_end = (len > 0).then(|| angle_to_end(of_next_token(z.im)));
+        let turned = to_end.map(Complex::cis);
         // Cosine and sine are taken before the first token is cut out, so that they are made where the sum is.
-        let total = to_end.map(|to_end| Complex::cis(to_end).slice_axis(1, 0, 1));
+        let total = to_end.map(|to_end| Complex::cis(to_end + z.im).slice_axis(1, 0, 1));
         let k = self.by_head(inputs.b, Some(turned.map_or(held, |turned| held.times(turned))));
         let q = self.by_head(inputs.c, turned);
         let heads = x.reshape([batch, len, self.nheads, 1, self.headdim]);
         let v = self.mimo_x.map_or(heads, |weight| heads * weight);
         let s0 = s0.map(|s0| self.real_state(s0, total));
-        let (y, s_last) = z.re.scan(v, k, q, s0, reset, None, None, self.chunk_size);
-        let y = y + v * self.skip();
+        let own = inputs.gradients.then(|| own_share(self.by_head(inputs.b, Some(held)), self.by_head(inputs.c, None), v));
+        let own_weight = own.map(|_| x.builder().constant(0.0, x.dtype(), [batch, len, self.nheads]));
+        let (y, s_last) = z.re.scan(v, k, q, s0, reset, None, own_weight, self.chunk_size);
+        let y = own.map_or(y, |own| y + own) + v * self.skip();
         let y = self.mimo_o.map_or(y, |weight| sum_of_ranks(y * weight));
         (y.reshape(x.shape()), s_last.reshape([batch, self.nheads, self.headdim, self.d_state, 2]))
     }
@@ -122,6 +129,16 @@ impl<'g> Cssd<'g> {
         let n_entries: usize = self.d_skip.shape().iter().product();
         self.d_skip.reshape([self.nheads, 1, n_entries / self.nheads.max(1)])
     }
+}
+
+/// What each token reads of itself, `Σ_s (q_r · k_s) v_s`.
+///
+/// Shapes: `k`, `q [B, L, H, R, N]`, `v [B, L, H, R, P]` → as `v`.
+#[track_caller]
+fn own_share<'g>(k: Tensor<'g>, q: Tensor<'g>, v: Tensor<'g>) -> Tensor<'g> {
+    let ranks = v.dim(3);
+    let products = |s: usize| (q * k.slice_axis(3, s, s + 1)).sum([4], true) * v.slice_axis(3, s, s + 1);
+    (1..ranks).fold(products(0), |sum, s| sum + products(s))
 }
 
 /// The sum over the fourth of five axes, of which there are few entries: written out, so that it fuses like an elementwise op.

@@ -112,7 +112,7 @@ fn dt_bias(random: &mut Random) -> f64 {
 }
 
 /// Bound of the uniform distribution that a linear map or convolution over `n` inputs starts from.
-fn by_fan_in(n: usize) -> f64 {
+pub(crate) fn by_fan_in(n: usize) -> f64 {
     1.0 / ratio(n).sqrt()
 }
 
@@ -122,13 +122,13 @@ const fn ratio(n: usize) -> f64 {
 }
 
 /// Splitmix64, by Vigna (public domain): a counter through a mixing function.
-struct Random {
+pub(crate) struct Random {
     state: u64,
     spare: Option<f64>,
 }
 
 impl Random {
-    const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self { state: seed, spare: None }
     }
 
@@ -141,7 +141,7 @@ impl Random {
     }
 
     /// Uniform in `lo..hi`, by the upper 53 bits.
-    fn uniform(&mut self, lo: f64, hi: f64) -> f64 {
+    pub(crate) fn uniform(&mut self, lo: f64, hi: f64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
         let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         lo + (hi - lo) * unit

@@ -4,7 +4,7 @@
 //! JSON), [`linear`], [`norm`] and [`conv`] (the parts), [`ssd`] (Mamba-2's recurrence), [`complex`], [`angle`] and [`cssd`]
 //! (with complex states), [`s6`] (Mamba-1's), [`state`] (what blocks carry), [`mamba2`] and [`mamba3`] (the blocks: whole
 //! sequences and one token), [`block`] (any of them), [`loss`] and [`model`] (the language model), [`names`] (what parameters
-//! are called), [`params`] (which there are and which of them train), [`init`] (their values before training),
+//! are called), [`params`] (which there are and which of them train), [`init`] (their values before training), [`train`] (whole training steps),
 //! [`checkpoint`] (files), [`cases`] (reference cases as graphs), [`error`] (mistakes).
 //!
 //! The crate writes graphs with the builder of `monopass-ir` and knows neither kernels nor devices nor files.
@@ -32,6 +32,7 @@ pub mod s6;
 pub mod settings;
 pub mod ssd;
 pub mod state;
+pub mod train;
 
 pub use block::{Block, BlockConfig, BlockGraph, BlockSizes};
 pub use checkpoint::{Checkpoint, CheckpointError};

@@ -138,6 +138,12 @@ impl<'g> Mamba2<'g> {
         }
     }
 
+    /// Replaces the weights of the projections: `map` gets each one's role and tensor.
+    pub fn map_projections(&mut self, map: &mut dyn FnMut(Role, Tensor<'g>) -> Tensor<'g>) {
+        self.in_proj = map(Role::InProj, self.in_proj);
+        self.out_proj = map(Role::OutProj, self.out_proj);
+    }
+
     /// A sequence through the block.
     ///
     /// Shapes: `u [B, L, d_model]` → `out [B, L, d_model]` and the states after the last token. Without `states` the
@@ -182,7 +188,7 @@ impl<'g> Mamba2<'g> {
             let dt = parts.dt;
             match &self.recurrence {
                 Recurrence::Real(ssd) => ssd.apply(&SsdInputs { x, dt, b, c, s0, reset, mask }),
-                Recurrence::Complex(ssd) => ssd.apply(&CssdInputs { x, dt, b, c, s0, reset, mask }),
+                Recurrence::Complex(ssd) => ssd.apply(&CssdInputs { x, dt, b, c, s0, reset, mask, gradients: packing.gradients }),
             }
         };
         let y = {

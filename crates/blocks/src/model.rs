@@ -48,13 +48,15 @@ pub struct LmGraph {
     pub seq_idx: bool,
     /// Whether there is an input `mask [B, L]` f32, 0 at padding before the tokens.
     pub mask: bool,
+    /// Whether gradients will be taken, see [`Packing::gradients`].
+    pub gradients: bool,
 }
 
 impl LmGraph {
     /// The options without packed sequences or padding.
     #[must_use]
     pub const fn new(io: Io, head: Head) -> Self {
-        Self { io, head, seq_idx: false, mask: false }
+        Self { io, head, seq_idx: false, mask: false, gradients: false }
     }
 }
 
@@ -76,7 +78,7 @@ pub fn graph(config: &LmConfig, batch: usize, len: usize, options: LmGraph) -> R
 
 fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len]: [usize; 2], options: LmGraph) {
     let ids = g.input_dynamic("ids", DType::U32, [batch, len], &[0, 1]);
-    let packing = Packing::declare(g, batch, len, options.seq_idx, options.mask);
+    let packing = Packing::declare(g, batch, len, options.seq_idx, options.mask).for_gradients(options.gradients);
     let infos = sizes.states();
     let states: Option<Vec<States<'_>>> =
         (0..config.n_layer).map(|layer| States::declare(g, &infos, batch, &names::state_prefix(layer), options.io)).collect();
@@ -114,6 +116,29 @@ impl<'g> Lm<'g> {
         Self { config: config.clone(), embedding, layers, norm_f, head }
     }
 
+    /// Replaces the weights of the linear maps (the blocks' projections, and the head unless it is tied): `map` gets each one's name and
+    /// tensor.
+    pub fn map_linears(&mut self, map: &mut dyn FnMut(&str, Tensor<'g>) -> Tensor<'g>) {
+        let naming = self.config.block.naming();
+        for (layer, block) in self.layers.iter_mut().enumerate() {
+            let prefix = names::layer_prefix(layer);
+            let map = &mut |role, weight| names::of_block(naming, role).map_or(weight, |name| map(&format!("{prefix}{name}"), weight));
+            match block {
+                Block::Mamba2(block) => block.map_projections(map),
+                Block::Mamba3(block) => block.map_projections(map),
+            }
+        }
+        if !self.config.tie_embeddings {
+            self.head = map(names::of_model(Role::Head).unwrap_or_default(), self.head);
+        }
+    }
+
+    /// The weight of the head, `[V, d_model]`.
+    #[must_use]
+    pub const fn head(&self) -> Tensor<'g> {
+        self.head
+    }
+
     /// Tokens through the embedding and all layers.
     ///
     /// Shapes: `ids [B, L]` → `[B, L, d_model]`, and each layer's states after the last token. `states` holds one entry for
@@ -146,13 +171,19 @@ impl<'g> Lm<'g> {
     #[track_caller]
     #[must_use]
     pub fn logits(&self, hidden: Tensor<'g>) -> Tensor<'g> {
-        let g = hidden.builder();
-        let normed = {
-            let _scope = g.scope("norm_f");
-            rms_norm(hidden, self.norm_f, self.config.norm_eps, self.config.block.d_model())
-        };
-        let _scope = g.scope("lm_head");
+        let normed = self.final_norm(hidden);
+        let _scope = hidden.builder().scope("lm_head");
         linear(normed, self.head, None)
+    }
+
+    /// The norm before the head.
+    ///
+    /// Shapes: `hidden [.., d_model]` → the same.
+    #[track_caller]
+    #[must_use]
+    pub fn final_norm(&self, hidden: Tensor<'g>) -> Tensor<'g> {
+        let _scope = hidden.builder().scope("norm_f");
+        rms_norm(hidden, self.norm_f, self.config.norm_eps, self.config.block.d_model())
     }
 
     /// Logits of the last token, the only one that passes through the final norm and the head.

@@ -38,14 +38,22 @@ pub struct Packing<'g> {
     /// it is, except for what concerns the last tokens: the convolution's window, and k and v of Mamba-3, are then those of
     /// the padding.
     pub mask: Option<Tensor<'g>>,
+    /// Whether gradients will be taken: where there is a choice, forms whose derivatives keep their digits.
+    pub gradients: bool,
 }
 
 impl<'g> Packing<'g> {
+    /// The same for a graph of which gradients will be taken, if `gradients` says so.
+    #[must_use]
+    pub const fn for_gradients(self, gradients: bool) -> Self {
+        Self { gradients, ..self }
+    }
+
     /// Declares the inputs `seq_idx` and `mask` where they are wanted.
     #[must_use]
     pub fn declare(g: &'g GraphBuilder, batch: usize, len: usize, seq_idx: bool, mask: bool) -> Self {
         let input = |name, dtype| g.input_dynamic(name, dtype, [batch, len], &[0, 1]);
-        Self { seq_idx: seq_idx.then(|| input("seq_idx", DType::I32)), mask: mask.then(|| input("mask", DType::F32)) }
+        Self { seq_idx: seq_idx.then(|| input("seq_idx", DType::I32)), mask: mask.then(|| input("mask", DType::F32)), gradients: false }
     }
 }
 

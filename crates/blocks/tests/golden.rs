@@ -1,4 +1,4 @@
-//! Guards that parts, blocks, models and loaded checkpoints compute what the reference vectors say, on the interpreter in both
+//! Guards that parts, blocks, models and loaded checkpoints compute what the reference vectors say, gradients included, on the interpreter in both
 //! precisions, and that padding and neighbors in a batch of packed sequences do not show.
 
 mod support;
@@ -29,10 +29,10 @@ fn run_cases(kinds: &[&str], precision: Precision) -> Result<(usize, Vec<String>
             let loaded = checkpoint::load_with(&dir.sub(&case.id), &case.load_options())?;
             (CaseGraphs::of_checkpoint(case, &tensors, &loaded)?, loaded.params)
         } else {
-            (CaseGraphs::new(case, &tensors)?, CaseGraphs::params_of(&tensors))
+            (CaseGraphs::with_gradients(case, &tensors)?, CaseGraphs::params_of(&tensors))
         };
         let given = graphs.run(&tensors, &params, &execute)?;
-        let verdicts = case.judge(&given, &tensors);
+        let verdicts = case.judge(&given, &tensors, true);
         assert!(!verdicts.is_empty(), "{}: nothing to compare", case.id);
         off.extend(verdicts.iter().filter(|verdict| !verdict.passes()).map(|verdict| format!("{}: {verdict:?}", case.id)));
     }
@@ -50,7 +50,7 @@ fn check(kinds: &[&str], n_cases: usize) -> Result {
 
 #[test]
 fn parts() -> Result {
-    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy"], 52)
+    check(&["linear", "conv1d", "rmsnorm", "gated_rmsnorm", "unary", "cross_entropy", "adamw"], 54)
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn output_names(graph: &Graph) -> Vec<&str> {
 fn every_combination_of_options_builds() {
     let ios = [Io::Stateless, Io::Fresh, Io::Explicit, Io::Stateful];
     for (i, config) in all_options().iter().enumerate() {
-        let options = BlockGraph { io: ios[i % 4], seq_idx: i % 3 == 0, mask: i % 5 == 0 };
+        let options = BlockGraph { io: ios[i % 4], seq_idx: i % 3 == 0, mask: i % 5 == 0, gradients: false };
         let (batch, len) = ([3, 1][i % 2], [7, 1, 0, 2][i / 4 % 4]);
         let graph = mamba2::graph_with(config, batch, len, options).unwrap_or_else(|errors| panic!("{config:?} {options:?}: {errors}"));
         let params: Vec<(String, Vec<usize>)> =
@@ -97,7 +97,7 @@ fn every_combination_of_new_options_builds() {
     let ios = [Io::Stateless, Io::Fresh, Io::Explicit, Io::Stateful];
     for (i, config) in all_new_options().iter().enumerate() {
         for (batch, len) in [(3, 7), (1, 1), (3, 0), (1, 2)] {
-            let options = BlockGraph { io: ios[(i + len) % 4], seq_idx: i % 3 == 0, mask: i % 5 == 0 };
+            let options = BlockGraph { io: ios[(i + len) % 4], seq_idx: i % 3 == 0, mask: i % 5 == 0, gradients: false };
             let graph = block::graph_with(config, batch, len, options).unwrap_or_else(|errors| panic!("{config:?} {options:?}: {errors}"));
             let mut found: Vec<_> = graph.params().map(|(name, value)| (name.to_owned(), graph.ty(value).shape.clone())).collect();
             let mut wanted: Vec<_> = config.parameters("").unwrap().into_iter().map(|param| (param.name, param.shape)).collect();

@@ -57,11 +57,14 @@ pub(crate) struct PassArgs {
     /// Turn a pass off; may be given several times
     #[arg(long, value_name = "PASS", value_parser = passes())]
     off: Vec<String>,
+    /// Most bytes of slots of a graph with gradients: what does not fit is computed again by the backward pass
+    #[arg(long, value_name = "BYTES")]
+    memory_budget: Option<u64>,
 }
 
 impl PassArgs {
     pub(crate) fn options(&self) -> CompileOptions {
-        CompileOptions { off: self.off.iter().filter_map(|name| Pass::from_name(name)).collect() }
+        CompileOptions { off: self.off.iter().filter_map(|name| Pass::from_name(name)).collect(), memory_budget: self.memory_budget }
     }
 }
 

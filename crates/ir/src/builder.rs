@@ -1,7 +1,7 @@
 //! Builds a graph by chaining: collects mistakes with the caller's line and returns them together.
 
 use crate::error::{BuildError, BuildErrors, OpSite};
-use crate::graph::{Graph, Location, Named, NodeKind, ValueId};
+use crate::graph::{Graph, Location, Named, NodeId, NodeKind, ValueId};
 use crate::op::Op;
 use crate::ops::TypeError;
 use crate::types::{DType, TensorType};
@@ -42,11 +42,60 @@ impl Drop for ScopeGuard<'_> {
     }
 }
 
+/// Goes back to the former path when dropped; made by [`GraphBuilder::scope_in_place_of`].
+pub(crate) struct PathGuard<'g>(&'g GraphBuilder, Vec<String>);
+
+impl Drop for PathGuard<'_> {
+    fn drop(&mut self) {
+        self.0.0.borrow_mut().scopes = std::mem::take(&mut self.1);
+    }
+}
+
 impl GraphBuilder {
     /// A builder of a graph called `name`.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(RefCell::new(Inner { graph: Graph::new(name), scopes: Vec::new(), errors: Vec::new() }))
+    }
+
+    /// A builder that goes on with `graph`; its values are had by [`tensor`](Self::tensor).
+    #[must_use]
+    pub fn continuing(graph: Graph) -> Self {
+        Self(RefCell::new(Inner { graph, scopes: Vec::new(), errors: Vec::new() }))
+    }
+
+    /// A value of the graph under construction; poisoned, with a remembered mistake, if it is none.
+    #[track_caller]
+    #[must_use]
+    pub fn tensor(&self, value: ValueId) -> Tensor<'_> {
+        if self.0.borrow().graph.has_value(value) {
+            return Tensor { builder: self, value: Some(value) };
+        }
+        self.fail("a value of another graph was used", "take values from the graph that the builder goes on with");
+        Tensor { builder: self, value: None }
+    }
+
+    /// The param called `name`, if it has been declared.
+    #[must_use]
+    pub fn find_param(&self, name: &str) -> Option<Tensor<'_>> {
+        let value = self.with_graph(|graph| graph.params().find(|(own, _)| *own == name).map(|(_, value)| value))?;
+        Some(Tensor { builder: self, value: Some(value) })
+    }
+
+    /// Reads the graph under construction.
+    pub(crate) fn with_graph<T>(&self, read: impl FnOnce(&Graph) -> T) -> T {
+        read(&self.0.borrow().graph)
+    }
+
+    /// The nodes built so far, in order.
+    pub(crate) fn node_ids(&self) -> Vec<NodeId> {
+        self.with_graph(|graph| graph.nodes().map(|(id, _)| id).collect())
+    }
+
+    /// Makes `path` the whole block path until the guard is dropped.
+    pub(crate) fn scope_in_place_of(&self, path: &str) -> PathGuard<'_> {
+        let former = std::mem::replace(&mut self.0.borrow_mut().scopes, vec![path.to_owned()]);
+        PathGuard(self, former)
     }
 
     /// Enters a block path segment until the guard is dropped: nodes built meanwhile carry it.
@@ -210,6 +259,12 @@ impl std::fmt::Debug for Tensor<'_> {
 impl<'g> Tensor<'g> {
     pub(crate) const fn from_parts(builder: &'g GraphBuilder, value: Option<ValueId>) -> Self {
         Self { builder, value }
+    }
+
+    /// Its value in the graph; `None` if it is poisoned.
+    #[must_use]
+    pub const fn id(self) -> Option<ValueId> {
+        self.value
     }
 
     /// The builder it belongs to.

@@ -111,6 +111,12 @@ impl TensorData {
         if let Elements::F32(v) = &self.elements { Some(v) } else { None }
     }
 
+    /// The elements if they are f32, to change them.
+    #[must_use]
+    pub fn as_f32_mut(&mut self) -> Option<&mut [f32]> {
+        if let Elements::F32(v) = &mut self.elements { Some(v) } else { None }
+    }
+
     /// The elements if they are u32.
     #[must_use]
     pub fn as_u32(&self) -> Option<&[u32]> {

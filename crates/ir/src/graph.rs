@@ -203,6 +203,30 @@ impl Graph {
         &self.nodes[self.values[value].node]
     }
 
+    /// The same graph for its sizes alone: no axis varies between runs.
+    #[must_use]
+    pub fn of_fixed_sizes(mut self) -> Self {
+        for node in self.nodes.values_mut() {
+            if let NodeKind::Input { dynamic, .. } | NodeKind::State { dynamic, .. } = &mut node.kind {
+                dynamic.clear();
+            }
+        }
+        self
+    }
+
+    /// The same graph with the params that `is_state` names as states, so that runs can replace them.
+    #[must_use]
+    pub fn with_params_as_states(mut self, is_state: impl Fn(&str) -> bool) -> Self {
+        for node in self.nodes.values_mut() {
+            if let NodeKind::Param { name } = &node.kind
+                && is_state(name)
+            {
+                node.kind = NodeKind::State { name: name.clone(), dynamic: Vec::new() };
+            }
+        }
+        self
+    }
+
     /// Appends a source.
     pub fn push_source(&mut self, kind: NodeKind, ty: TensorType, scope: Arc<str>, location: Option<Location>) -> ValueId {
         self.push(kind, Vec::new(), vec![ty], scope, location)[0]

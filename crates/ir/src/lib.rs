@@ -3,16 +3,18 @@
 //! In reading order: [`types`] (element types and shapes), [`op`] (the op table), [`ops`] (what each op means),
 //! [`graph`] (nodes and values), [`builder`] (how programs make graphs), [`verify`] (what holds of every graph),
 //! [`text`] (the `.ir` form), [`compact`](mod@compact) (drop and renumber), [`dot`](mod@dot) (pictures), [`sample`] (random
-//! graphs for tests), [`eval`] (the interpreter), [`error`] (mistakes).
+//! graphs for tests), [`eval`] (the interpreter), [`autodiff`] (reverse mode), [`gradcheck`] (gradients judged by differences), [`error`] (mistakes).
 //!
 //! The crate knows no device and no file.
 
+pub mod autodiff;
 pub mod builder;
 pub mod compact;
 pub mod data;
 pub mod dot;
 pub mod error;
 pub mod eval;
+pub mod gradcheck;
 pub mod graph;
 pub mod op;
 pub mod ops;

@@ -20,12 +20,14 @@ pub enum Class {
     Prefix,
     /// A matrix product.
     Contraction,
-    /// Reads rows by an index tensor.
+    /// Reads rows by an index tensor, or adds to them.
     Index,
     /// A short window along an axis, with a state.
     Conv,
     /// A linear recurrence along the length axis, with a state.
     Scan,
+    /// The adjoint of such a recurrence.
+    ScanAdjoint,
 }
 
 /// How exactly an executor has to agree with the interpreter; tests take their tolerance from it.
@@ -495,6 +497,14 @@ op_table! {
     /// Shapes: `table [V, ..]`, `ids [I..]` (i32 or u32) → `[I.., ..]`. An index outside `0..V` reads the nearest row
     /// on a device and is an error in the interpreter.
     Gather gather(table: Value, ids: Value) {} -> (out) Index, Exact;
+    /// Sums of `updates` by row, the adjoint of `gather`.
+    ///
+    /// Shapes: `updates [I.., ..]` of floats, `ids [I..]` (i32 or u32) → `[rows, ..]`.
+    /// Row `r` is the sum of the updates whose id is `r`, in ascending order of their positions; rows without any are 0.
+    /// Sums in f32 whatever the storage type; the result is f32. Where the positions are many and the result is small, they are
+    /// summed in pieces whose sums are then added in order. An id outside `0..rows` adds to the nearest row on a device, the one
+    /// that `gather` reads there, and is an error in the interpreter.
+    ScatterAdd scatter_add(updates: Value, ids: Value) { rows: usize } -> (out) Index, Sums;
     /// Causal depthwise convolution along the length, with the window carried over.
     ///
     /// Shapes: `x [B, L, C]`, `w [C, K]`, `bias [C]`, `state [B, C, K-1]`, `reset [B, L]` bool → `y [B, L, C]`, `state_out [B, C, K-1]`.
@@ -521,4 +531,28 @@ op_table! {
     Scan scan(log_decay: Value, v: Value, k: Value, q: Value, s0: Option, reset: Option, weight: Option, own_weight: Option) {
         chunk_size: usize = 0
     } -> (y, s_last) Scan, Sums;
+    /// Adjoint of [`scan`](Tensor::scan): what a small change of each of its operands adds to `Σ dy · y + Σ ds_last · s_last`.
+    ///
+    /// Shapes: operands as of `scan`, `dy [B, L, H, R, P]` and `ds_last [B, H, P, N]` as its results → each result as the operand
+    /// that it is named after, all f32; another type or shape is an error.
+    ///
+    /// `d_k` and `d_q` are sums over the heads of a group. Absent `ds_last` is zero. `d_s0` and `d_weight` are there whether or not
+    /// `s0` and `weight` are: at a state of zero and at weight one. Absent `own_weight` is `weight`; then `d_weight` is the derivative
+    /// through both and `d_own_weight` is zero. `L = 0` returns `ds_last` as `d_s0`.
+    /// Nothing is divided by a decay, and `d_log_decay` is no difference of sums, so that strong decays keep its digits.
+    /// The results do not depend on `chunk_size` (0: the planner chooses).
+    ///
+    /// With `a_t = exp(log_decay_t)`, `Z_t = a_t S_{t-1}` (zero at a reset) and `Ŝ_t` the adjoint of `S_t`, which starts at `ds_last`:
+    /// `dZ_t = Ŝ_t + Σ_r dy_{t,r} ⊗ q_{t,r}`, `Ŝ_{t-1} = a_t dZ_t` (zero at a reset), `d_log_decay_t = ⟨dZ_t, Z_t⟩`;
+    /// `d_v_r = weight Ŝ k_r + own_weight Σ_s (q_s · k_r) dy_s`, `d_k_r = weight Ŝᵀ v_r + own_weight Σ_s (dy_s · v_r) q_s`,
+    /// `d_q_r = Zᵀ dy_r + own_weight Σ_s (dy_r · v_s) k_s`, `d_weight = Σ_r ⟨Ŝ, v_r ⊗ k_r⟩`,
+    /// `d_own_weight = Σ_{r,s} (q_r · k_s) (dy_r · v_s)`, each of a token `t`; the last `Ŝ` is `d_s0`.
+    ///
+    /// Source: the chain rule on the two formulas of `scan`.
+    ScanGrad scan_grad(
+        log_decay: Value, v: Value, k: Value, q: Value, dy: Value, s0: Option, reset: Option, weight: Option, own_weight: Option,
+        ds_last: Option
+    ) {
+        chunk_size: usize = 0
+    } -> (d_log_decay, d_v, d_k, d_q, d_s0, d_weight, d_own_weight) ScanAdjoint, Sums;
 }

@@ -4,11 +4,11 @@ use crate::dump::{DumpSink, NoDump};
 use crate::dynamic::DynamicAxes;
 use crate::emit::LowerCtx;
 use crate::error::LowerError;
-use crate::kernels::{elementwise, matmul, prefix, rows, scan, scan_step};
+use crate::kernels::{elementwise, matmul, prefix, rows, scan, scan_step, scatter};
 use crate::memory::{self, MemoryOptions};
 use crate::passes::fuse::{self, Cluster, ClusterKind, Forbidden, FuseOptions, Fusion};
-use crate::passes::{canonicalize, fold_norm, prepare, schedule};
-use crate::plan::Plan;
+use crate::passes::{canonicalize, fold_norm, prepare, recompute, schedule};
+use crate::plan::{Plan, Recompute};
 use crate::plan_verify::verify_plan;
 use crate::step::{Step, Steps};
 use crate::target::Target;
@@ -59,13 +59,16 @@ impl Pass {
 pub struct CompileOptions {
     /// Passes that are off.
     pub off: IndexSet<Pass>,
+    /// Most bytes of slots that a training graph may take: values of its forward pass are kept for the backward pass as far as they fit,
+    /// and the others are computed again. Absent: all are kept.
+    pub memory_budget: Option<u64>,
 }
 
 impl CompileOptions {
     /// All passes on but these.
     #[must_use]
     pub fn without(passes: &[Pass]) -> Self {
-        Self { off: passes.iter().copied().collect() }
+        Self { off: passes.iter().copied().collect(), memory_budget: None }
     }
 
     fn has(&self, pass: Pass) -> bool {
@@ -101,7 +104,32 @@ impl Compiler {
     /// # Errors
     /// [`LowerError`]: an invalid graph, a limit of the target, or a defect of ours that a check caught.
     pub fn compile(&mut self, graph: &Graph, options: &CompileOptions, sink: &mut dyn DumpSink) -> Result<Plan, LowerError> {
-        let graph = graph_passes(graph, options, self.target.max_storage_buffers, sink)?;
+        let Some(budget) = options.memory_budget else { return self.compile_again(graph, options, &[], sink) };
+        let segments = recompute::segments(&if options.has(Pass::Canonicalize) { canonicalize::canonicalize(graph) } else { graph.clone() });
+        let mut plan_of = |n: usize| self.compile_again(graph, options, &segments[..n], &mut NoDump);
+        let slots = |plan: &Plan| plan.totals().slots_bytes;
+        let (kept, least) = (plan_of(0)?, plan_of(segments.len())?);
+        let (kept_bytes, recomputed_bytes) = (slots(&kept), slots(&least));
+        if kept_bytes.min(recomputed_bytes) > budget {
+            return Err(LowerError::Budget { budget, kept_bytes, recomputed_bytes, n_segments: segments.len() });
+        }
+        // The fewest segments, the first ones, because they are kept longest.
+        let (mut too_few, mut enough) = (0, segments.len());
+        if kept_bytes <= budget {
+            enough = 0;
+        }
+        while too_few + 1 < enough {
+            let middle = usize::midpoint(too_few, enough);
+            if slots(&plan_of(middle)?) <= budget { enough = middle } else { too_few = middle }
+        }
+        let mut plan = self.compile_again(graph, options, &segments[..enough], sink)?;
+        plan.recompute = Some(Recompute { segments: segments[..enough].to_vec(), n_segments: segments.len(), kept_bytes, recomputed_bytes });
+        Ok(plan)
+    }
+
+    /// Compiles with the forward values of some segments computed again.
+    fn compile_again(&mut self, graph: &Graph, options: &CompileOptions, again: &[String], sink: &mut dyn DumpSink) -> Result<Plan, LowerError> {
+        let graph = graph_passes(graph, options, (self.target.max_storage_buffers, again), sink)?;
         let dynamic = DynamicAxes::of(&graph);
         let updated = graph.updates.iter().map(|named| named.name.clone()).collect();
         let ctx = LowerCtx { graph: &graph, target: &self.target, dynamic: &dynamic, updated: &updated };
@@ -139,15 +167,22 @@ pub fn optimize(graph: &Graph, options: &CompileOptions, until: Option<Pass>) ->
     if let Some(until) = until {
         options.off.extend(Pass::ALL.into_iter().filter(|&pass| pass > until));
     }
-    graph_passes(graph, &options, u32::MAX, &mut NoDump)
+    graph_passes(graph, &options, (u32::MAX, &[]), &mut NoDump)
 }
 
-fn graph_passes(graph: &Graph, options: &CompileOptions, max_buffers: u32, sink: &mut dyn DumpSink) -> Result<Graph, LowerError> {
+fn graph_passes(
+    graph: &Graph,
+    options: &CompileOptions,
+    (max_buffers, again): (u32, &[String]),
+    sink: &mut dyn DumpSink,
+) -> Result<Graph, LowerError> {
     verify::verify(graph).map_err(|errors| LowerError::Verify { pass: "input", errors })?;
     let mut stage = Stage { sink, number: 0, last: String::new() };
     stage.dump("input", graph)?;
     let graph = if options.has(Pass::Canonicalize) { canonicalize::canonicalize(graph) } else { graph.clone() };
     stage.dump("canonicalize", &graph)?;
+    let graph = if again.is_empty() { graph } else { recompute::recompute(&graph, again) };
+    stage.dump("recompute", &graph)?;
     let graph = prepare::prepare(&graph, max_buffers);
     stage.dump("prepare", &graph)?;
     let graph = if options.has(Pass::Fuse) { fold_norm::fold_norm(&graph) } else { graph };
@@ -217,6 +252,7 @@ fn lower_cluster(ctx: &LowerCtx<'_>, cluster: &Cluster, fusion: &Fusion, steps: 
         ClusterKind::Rows(item) => vec![rows::lower(ctx, item, &inline)],
         ClusterKind::Cumsum(item) => vec![prefix::lower_cumsum(ctx, item, &inline)],
         ClusterKind::Product(item) => matmul::lower(ctx, item, &inline, temps),
+        ClusterKind::Scatter(item) => scatter::lower(ctx, item, &inline, temps),
         ClusterKind::Scan(item) => {
             scan::check_limits(ctx, item)?;
             if scan::is_step(ctx.graph, item.y) {

@@ -93,11 +93,21 @@ impl DynamicAxes {
                 flags
             }
             Op::Gather {} => self.operand(operands, 1).iter().chain(x.iter().skip(1)).copied().collect(),
+            Op::ScatterAdd { .. } => {
+                let n_id_axes = self.operand(operands, 1).len();
+                std::iter::once(false).chain(x.iter().skip(n_id_axes).copied()).collect()
+            }
             Op::Conv1d { .. } if result_idx == 1 => vec![at(x, 0), at(x, 2), false],
             Op::Scan { .. } if result_idx == 1 => {
                 let (v, k) = (self.operand(operands, 1), self.operand(operands, 2));
                 vec![at(x, 0), at(x, 2), at(v, 4), at(k, 4)]
             }
+            Op::ScanGrad { .. } if result_idx == 4 => {
+                let (v, k) = (self.operand(operands, 1), self.operand(operands, 2));
+                vec![at(x, 0), at(x, 2), at(v, 4), at(k, 4)]
+            }
+            // Each but the state's is as the operand that it is the derivative by.
+            Op::ScanGrad { .. } => self.operand(operands, if result_idx < 4 { result_idx } else { 0 }).to_vec(),
             Op::Conv1d { .. } => x.to_vec(),
             Op::Scan { .. } => self.operand(operands, 1).to_vec(),
             // What is left broadcasts its operands: elementwise ops, and the broadcast itself.

@@ -23,6 +23,21 @@ pub enum LowerError {
         /// What would fit.
         help: String,
     },
+    /// Values of the forward pass do not fit, even if the backward pass computes them again. The caller's fault.
+    #[error(
+        "slots of {budget} bytes are too few: {kept_bytes} bytes are needed if everything is kept for the backward pass, {recomputed_bytes} \
+         if all {n_segments} segments are computed again\n  help: allow more bytes, or take a smaller batch or shorter sequences"
+    )]
+    Budget {
+        /// Bytes allowed.
+        budget: u64,
+        /// Bytes with everything kept.
+        kept_bytes: u64,
+        /// Bytes with everything computed again.
+        recomputed_bytes: u64,
+        /// Segments that can be computed again.
+        n_segments: usize,
+    },
     /// A generated kernel does not parse or validate. Our fault; carries the drawn report.
     #[error("kernel {label} is not valid WGSL; this is a defect of the compiler, please report it with the graph\n{report}")]
     Wgsl {

@@ -67,6 +67,7 @@ pub fn assign(graph: &Graph, steps: Steps, target: &Target, options: &MemoryOpti
         kernels,
         cmds,
         not_fused,
+        recompute: None,
     })
 }
 

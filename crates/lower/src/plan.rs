@@ -235,6 +235,21 @@ pub struct Plan {
     pub not_fused: Vec<String>,
     /// The most bytes of slot values that live at once: no assignment of slots can do with less.
     pub live_bytes: u64,
+    /// What the backward pass computes again, if a budget was to be kept.
+    pub recompute: Option<Recompute>,
+}
+
+/// Segments of a forward pass that the backward pass computes again, so that their values need not be kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recompute {
+    /// Those segments, first parts of scopes.
+    pub segments: Vec<String>,
+    /// How many there are.
+    pub n_segments: usize,
+    /// Bytes of slots with everything kept.
+    pub kept_bytes: u64,
+    /// Bytes of slots with all segments computed again.
+    pub recomputed_bytes: u64,
 }
 
 /// Sums over a plan, known before anything runs.

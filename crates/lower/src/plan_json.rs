@@ -18,6 +18,12 @@ pub fn plan_json(plan: &Plan) -> Value {
         "kernels": (0..).map(KernelId).zip(&plan.kernels).map(|(id, one)| kernel(id, one)).collect::<Vec<_>>(),
         "cmds": plan.cmds.iter().map(|one| cmd(plan, one)).collect::<Vec<_>>(),
         "not_fused": plan.not_fused,
+        "recompute": plan.recompute.as_ref().map(|recompute| json!({
+            "segments": recompute.segments,
+            "n_segments": recompute.n_segments,
+            "kept_bytes": recompute.kept_bytes,
+            "recomputed_bytes": recompute.recomputed_bytes,
+        })),
         "totals": {
             "dispatches": plan.cmds.len(),
             "kernels": plan.kernels.len(),

@@ -8,13 +8,13 @@
 //! kernel   := "kernel" ID LABEL "workgroup" [X, Y, Z] ("," "shared" BYTES)? ("," "unchecked")?  "//" VALUES
 //! cmd      := "cmd" N "dispatch" ID [X, Y, Z] arg ("," arg)* "," figures "//" SCOPES ":" OPS
 //! arg      := ("read" | "write" | "update") STORAGE "=" VALUE ("->" VALUE)?   (of a pack: "= {VALUE, …}")
-//! total    := "total" figures
+//! total    := "total" figures, and where a budget was to be kept "recompute" INT "of" INT "segments" figures
 //! notes    := "// not fused:" REASON
 //! ```
 //!
 //! `b3 -> %7` is a buffer that holds `%7` at the end; `b3.new` is the buffer that takes a state's new content.
 
-use crate::plan::{Arg, Buffer, BufferId, BufferKind, Cmd, Kernel, KernelId, Plan, PlanValueId, Resource, SlotId};
+use crate::plan::{Arg, Buffer, BufferId, BufferKind, Cmd, Kernel, KernelId, Plan, PlanValueId, Recompute, Resource, SlotId};
 use crate::target::Target;
 use std::fmt;
 
@@ -33,6 +33,14 @@ impl fmt::Display for Plan {
             command(self, idx, cmd, f)?;
         }
         total(self, f)?;
+        self.recompute.iter().try_for_each(|recompute| {
+            let Recompute { segments, n_segments, kept_bytes, recomputed_bytes } = recompute;
+            writeln!(
+                f,
+                "recompute {} of {n_segments} segments: slots {kept_bytes} bytes with none of them, {recomputed_bytes} with all",
+                segments.len()
+            )
+        })?;
         self.not_fused.iter().try_for_each(|reason| writeln!(f, "// not fused: {reason}"))
     }
 }

@@ -9,6 +9,7 @@ use crate::error::ConfigErrors;
 use crate::json;
 use crate::model::{Head, LmGraph, graph as lm_graph};
 use crate::state::Io;
+use monopass_ir::autodiff::{COTANGENT_PREFIX, GRADIENT_PREFIX, GradientOptions, gradient_graph};
 use monopass_ir::error::BuildErrors;
 use monopass_ir::{Graph, GraphBuilder};
 use serde_json::Value;
@@ -27,6 +28,7 @@ pub(super) const KINDS: &[&str] = &[
     "cssd",
     "m3_core",
     "s6",
+    "adamw",
     "mamba2_block",
     "seed2_block",
     "cmamba_block",
@@ -80,7 +82,11 @@ impl CaseGraphs {
     /// # Errors
     /// [`CaseError`]: an unknown kind, a missing tensor or field, or sizes that do not fit.
     pub fn new(case: &Case, tensors: &Tensors) -> Result<Self, CaseError> {
-        let build = Build { case, tensors };
+        Self::build(&Build { case, tensors, gradients: false })
+    }
+
+    fn build(build: &Build<'_>) -> Result<Self, CaseError> {
+        let case = build.case;
         match case.kind.as_str() {
             "mamba2_block" | "seed2_block" | "cmamba_block" | "mamba3_block" => build.block(case.kind.trim_end_matches("_block")),
             "decode" => build.decode(),
@@ -97,7 +103,48 @@ impl CaseGraphs {
     /// # Errors
     /// [`CaseError`]: a missing tensor, or sizes that do not fit.
     pub fn of_checkpoint(case: &Case, tensors: &Tensors, checkpoint: &Checkpoint) -> Result<Self, CaseError> {
-        Build { case, tensors }.model(&checkpoint.config, Head::Logits)
+        Build { case, tensors, gradients: false }.model(&checkpoint.config, Head::Logits)
+    }
+
+    /// As [`new`](Self::new), with the gradients that the case expects: they are further outputs, and the adjoints in the case's file, the
+    /// tensors `cot.…`, further inputs. The graphs of a case that expects none are those of `new`.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); a case of several runs, or an op without derivative.
+    pub fn with_gradients(case: &Case, tensors: &Tensors) -> Result<Self, CaseError> {
+        let names = |list: &mut dyn Iterator<Item = &String>, prefix| -> Vec<String> {
+            list.filter_map(|name| Some(name.strip_prefix(prefix)?.to_owned())).collect()
+        };
+        let wanted = names(&mut case.expect.keys(), GRADIENT_PREFIX);
+        let build = Build { case, tensors, gradients: !wanted.is_empty() };
+        let plain = Self::build(&build)?;
+        if wanted.is_empty() {
+            return Ok(plain);
+        }
+        let [graph] = plain.graphs.as_slice() else { return Err(build.bad_field("prefill", "nothing: gradients are of one run")) };
+        let given = names(&mut tensors.keys(), COTANGENT_PREFIX);
+        let results = graph.outputs.iter().map(|named| named.name.clone());
+        let options = GradientOptions {
+            of: Some(results.filter(|name| given.contains(&plain.result_in_file(name))).collect()),
+            wrt: Some(graph.sources().map(|(name, ..)| name.to_owned()).filter(|name| wanted.contains(&plain.source_in_file(name))).collect()),
+        };
+        let graph = gradient_graph(graph, &options).map_err(|source| build.build_error(source))?;
+        Ok(Self { renamed: plain.renamed, ..Self::one(graph) })
+    }
+
+    /// What a case's file calls a source of ours, without prefix.
+    pub(super) fn source_in_file(&self, name: &str) -> String {
+        let renamed = self.renamed.iter().find(|state| state.ours == name);
+        renamed.map_or(name, |state| state.before).to_owned()
+    }
+
+    /// What a case's file calls a result of ours, without the prefix of outputs.
+    pub(super) fn result_in_file(&self, name: &str) -> String {
+        if let Some(source) = name.strip_prefix(GRADIENT_PREFIX) {
+            return format!("{GRADIENT_PREFIX}{}", self.source_in_file(source));
+        }
+        let renamed = self.renamed.iter().find(|state| name.strip_suffix("_out") == Some(state.ours));
+        renamed.map_or(name, |state| state.after).to_owned()
     }
 
     fn one(graph: Graph) -> Self {
@@ -108,6 +155,8 @@ impl CaseGraphs {
 pub(super) struct Build<'a> {
     pub(super) case: &'a Case,
     pub(super) tensors: &'a Tensors,
+    /// Whether gradients will be taken.
+    pub(super) gradients: bool,
 }
 
 impl Build<'_> {
@@ -131,7 +180,7 @@ impl Build<'_> {
         let [batch, len] = self.batch_and_len("in.u")?;
         let has = |name: &str| self.tensors.contains_key(name);
         let io = if has("in.ssm_state") || has("in.h0") { Io::Explicit } else { Io::Fresh };
-        let options = BlockGraph { io, seq_idx: has("in.seq_idx"), mask: has("in.mask") };
+        let options = BlockGraph { io, seq_idx: has("in.seq_idx"), mask: has("in.mask"), gradients: self.gradients };
         let graph = graph_with(&config, batch, len, options).map_err(|source| self.build_error(source))?;
         Ok(CaseGraphs { renamed: renamed_by(&config), ..CaseGraphs::one(graph) })
     }
@@ -162,7 +211,7 @@ impl Build<'_> {
 
     fn model(&self, config: &LmConfig, head: Head) -> Result<CaseGraphs, CaseError> {
         let [batch, len] = self.batch_and_len("in.ids")?;
-        let graph = lm_graph(config, batch, len, LmGraph::new(Io::Stateless, head));
+        let graph = lm_graph(config, batch, len, LmGraph { gradients: self.gradients, ..LmGraph::new(Io::Stateless, head) });
         graph.map(CaseGraphs::one).map_err(|source| self.build_error(source))
     }
 

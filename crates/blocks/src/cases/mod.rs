@@ -1,7 +1,7 @@
 //! Reference cases: a manifest that lists them, the graphs that compute them, and the rule by which results are judged.
 //!
 //! A case is a safetensors file whose tensors are called `in.…` (inputs and initial states), `param.…` and `out.…` (what has
-//! to come out), and an entry of `manifest.json` that says its kind, configuration and tolerances. [`Manifest::parse`] reads the
+//! to come out), for gradients also `cot.…` (adjoints of outputs) and `grad.…`, and an entry of `manifest.json` that says its kind, configuration and tolerances. [`Manifest::parse`] reads the
 //! list, [`CaseGraphs::new`] builds a case's graphs, [`CaseGraphs::run`] runs them by any executor, [`Case::judge`] compares.
 //!
 //! As everywhere in this crate, the caller reads the files.
@@ -19,6 +19,7 @@ use crate::json;
 use crate::mamba3::AAct;
 use indexmap::{IndexMap, IndexSet};
 use monopass_ir::TensorData;
+use monopass_ir::autodiff::GRADIENT_PREFIX;
 use monopass_ir::error::BuildErrors;
 use serde_json::Value;
 
@@ -240,11 +241,16 @@ impl Case {
         LoadOptions { a_act: recorded.or(is_mamba3.then_some(AAct::HeavyTail)) }
     }
 
-    /// Compares what a run gave (names without prefix) with each `out.…` of `wanted`, the case's file.
+    /// Compares what a run gave (names without `out.`) with each `out.…` of `wanted`, the case's file, and `with_gradients` with each
+    /// `grad.…` too.
     #[must_use]
-    pub fn judge(&self, given: &Tensors, wanted: &Tensors) -> Vec<Verdict> {
-        let outputs = self.expect.iter().filter_map(|(name, expect)| Some((name, name.strip_prefix("out.")?, expect)));
-        outputs.map(|(name, short, expect)| verdict(name, *expect, given.get(short), wanted.get(name))).collect()
+    pub fn judge(&self, given: &Tensors, wanted: &Tensors, with_gradients: bool) -> Vec<Verdict> {
+        let ours = |name: &'_ String| {
+            let is_gradient = with_gradients && name.starts_with(GRADIENT_PREFIX);
+            if is_gradient { Some(name.clone()) } else { name.strip_prefix("out.").map(str::to_owned) }
+        };
+        let outputs = self.expect.iter().filter_map(|(name, expect)| Some((name, ours(name)?, expect)));
+        outputs.map(|(name, ours, expect)| verdict(name, *expect, given.get(&ours), wanted.get(name))).collect()
     }
 }
 

@@ -14,7 +14,8 @@ use crate::mamba3::{AAct, RopePairs};
 use crate::norm::{gated_rms_norm, rms_norm};
 use crate::s6::{S6, S6Inputs};
 use crate::ssd::{Ssd, SsdInputs};
-use monopass_ir::{GraphBuilder, Tensor};
+use crate::train::{AdamW, StepScalars};
+use monopass_ir::{DType, GraphBuilder, Tensor};
 use serde_json::Value;
 
 /// A part's sources, by their names without prefix.
@@ -41,6 +42,7 @@ pub(super) fn of_kind(kind: &str) -> Option<(&'static [&'static str], Make)> {
         "ssd" => (&["x", "dt", "A_log", "B", "C", "D", "dt_bias"], ssd_case),
         "cssd" => (&["x", "dt", "A_log", "B", "C", "D", "dt_bias"], cssd_case),
         "m3_core" => (&["x", "Bn", "Cn", "dt", "dd_A", "trap", "angle", "dt_bias", "B_bias", "C_bias", "D"], core_case),
+        "adamw" => (&["p", "g"], adamw_case),
         "s6" => (&["u", "dt", "A_log", "B", "C", "D", "dt_bias"], s6_case),
         _ => return None,
     })
@@ -127,6 +129,24 @@ fn loss_case<'g>(part: &Part<'_, 'g>) -> PartResult<'g> {
     Ok(vec![("loss", cross_entropy(part.needed("logits", &[0])?, part.needed("target", &[0])?, ignore))])
 }
 
+/// All steps, one after another, in one graph.
+fn adamw_case<'g>(part: &Part<'_, 'g>) -> PartResult<'g> {
+    let (mut p, grads) = (part.needed("p", &[])?, part.needed("g", &[])?);
+    let number = |field| part.number(field);
+    let adamw = AdamW { beta1: number("beta1")?, beta2: number("beta2")?, eps: number("eps")?, weight_decay: number("weight_decay")? };
+    let (g, lr, shape) = (part.g, part.g.scalar(number("lr")?), p.shape());
+    let mut means = [g.constant(0.0, DType::F32, shape.clone()); 2];
+    let mut after = Vec::new();
+    for (at, step) in (0..grads.dim(0)).zip(1..) {
+        let grad = grads.slice_axis(0, at, at + 1).reshape(shape.clone());
+        let bias_corrections = adamw.bias_corrections(step).map(|correction| g.scalar(correction));
+        let stepped = adamw.step(p, grad, means, &StepScalars { lr, bias_corrections, clip_scale: g.scalar(1.0) }, false);
+        (p, means) = (stepped.param, [stepped.m, stepped.v]);
+        after.push(p.reshape([&[1], shape.as_slice()].concat()));
+    }
+    Ok(vec![("p", g.concat(&after, 0usize)), ("m", means[0]), ("v", means[1])])
+}
+
 fn ssd_case<'g>(part: &Part<'_, 'g>) -> PartResult<'g> {
     let (x, b) = (part.needed("x", &[0, 1])?, part.needed("B", &[0, 1])?);
     let ssd = Ssd {
@@ -171,7 +191,7 @@ fn cssd_case<'g>(part: &Part<'_, 'g>) -> PartResult<'g> {
         chunk_size: 0,
     };
     let (dt, c) = (part.needed("dt", &[0, 1])?, part.needed("C", &[0, 1])?);
-    let (y, s_last) = ssd.apply(&CssdInputs { x, dt, b, c, s0: part.source("h0", &[0]), reset: part.reset(), mask: None });
+    let (y, s_last) = ssd.apply(&CssdInputs { x, dt, b, c, s0: part.source("h0", &[0]), reset: part.reset(), mask: None, gradients: part.build.gradients });
     Ok(vec![("y", y), ("h_last", s_last)])
 }
 

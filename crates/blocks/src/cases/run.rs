@@ -3,6 +3,7 @@
 use super::{CaseError, CaseGraphs, CaseStep};
 use crate::checkpoint::tensors::in_file;
 use indexmap::IndexMap;
+use monopass_ir::autodiff::COTANGENT_PREFIX;
 use monopass_ir::{DType, Elements, Graph, TensorData, ValueId};
 use std::ops::Range;
 
@@ -46,18 +47,16 @@ impl CaseGraphs {
         }
         let mut outputs: Tensors = parts.into_iter().filter_map(|(name, parts)| Some((name, concat_tokens(parts)?))).collect();
         outputs.extend(states.into_iter().map(|(name, state)| (format!("{name}_out"), state)));
-        let in_file = |name: String| {
-            let renamed = self.renamed.iter().find(|state| name.strip_suffix("_out") == Some(state.ours));
-            renamed.map_or(name, |state| state.after.to_owned())
-        };
-        Ok(outputs.into_iter().map(|(name, tensor)| (in_file(name), tensor)).collect())
+        Ok(outputs.into_iter().map(|(name, tensor)| (self.result_in_file(&name), tensor)).collect())
     }
 
     /// What the case has of the graph's inputs, in the graph's element types.
     fn inputs_of(&self, graph: &Graph, tensors: &Tensors, tokens: Option<&Range<usize>>) -> Tensors {
         let input = |(name, value): (&str, ValueId)| {
-            let renamed = self.renamed.iter().find(|state| state.ours == name);
-            let tensor = tensors.get(&format!("in.{}", renamed.map_or(name, |state| state.before)))?;
+            let tensor = match name.strip_prefix(COTANGENT_PREFIX) {
+                Some(result) => tensors.get(&format!("{COTANGENT_PREFIX}{}", self.result_in_file(result)))?,
+                None => tensors.get(&format!("in.{}", self.source_in_file(name)))?,
+            };
             let tensor = tokens.map_or_else(|| tensor.clone(), |tokens| slice_tokens(tensor, tokens));
             Some((name.to_owned(), if graph.ty(value).dtype == DType::U32 { to_u32(tensor) } else { tensor }))
         };

@@ -120,6 +120,12 @@ impl<'g> Mamba3<'g> {
         }
     }
 
+    /// Replaces the weights of the projections: `map` gets each one's role and tensor.
+    pub fn map_projections(&mut self, map: &mut dyn FnMut(Role, Tensor<'g>) -> Tensor<'g>) {
+        self.in_proj = map(Role::InProj, self.in_proj);
+        self.out_proj = map(Role::OutProj, self.out_proj);
+    }
+
     /// A sequence through the block.
     ///
     /// Shapes: `u [B, L, d_model]` → `out [B, L, d_model]` and the states after the last token. Without `states` they start

@@ -8,7 +8,8 @@ use crate::report::{Failure, OrReport};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use miette::Result;
-use monopass::blocks::{BlockConfig, Io, block};
+use monopass::blocks::{BlockConfig, BlockGraph, Io, block};
+use monopass::ir::autodiff::{GradientOptions, gradient_graph};
 use monopass::ir::dot::dot;
 use monopass::lower::plan_html::plan_html;
 use monopass::lower::plan_json::plan_json;
@@ -40,7 +41,7 @@ pub(crate) struct BlockArgs {
     /// Settings that differ from the published block's of width 768
     #[arg(long, value_name = "K=V,...", default_value = "")]
     pub(crate) config: String,
-    /// A whole sequence, or one token
+    /// A whole sequence, one token, or a whole sequence with the gradients of all parameters and of the input
     #[arg(long, value_enum, default_value = "forward")]
     pub(crate) mode: Mode,
 }
@@ -49,6 +50,7 @@ pub(crate) struct BlockArgs {
 pub(crate) enum Mode {
     Forward,
     Step,
+    Train,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -77,13 +79,14 @@ impl Mode {
         match self {
             Self::Forward => "forward",
             Self::Step => "step",
+            Self::Train => "train",
         }
     }
 
     /// Tokens of a run of this mode.
     pub(crate) fn len(self, asked: Option<usize>) -> Result<usize> {
         match (self, asked) {
-            (Self::Forward, asked) => Ok(asked.unwrap_or(DEFAULT_LEN)),
+            (Self::Forward | Self::Train, asked) => Ok(asked.unwrap_or(DEFAULT_LEN)),
             (Self::Step, None | Some(1)) => Ok(1),
             (Self::Step, Some(len)) => {
                 Err(Failure::new(format!("--len is {len}, and a step is one token")).help("leave --len out, or use --mode forward").into())
@@ -101,9 +104,16 @@ impl BlockArgs {
         Ok(config)
     }
 
-    /// The block with states that live between runs.
+    /// The block with states that live between runs, or with its gradients.
     pub(crate) fn graph(&self, config: &BlockConfig, batch: usize, len: usize) -> Result<Graph> {
-        block::graph(config, batch, len, Io::Stateful).or_report()
+        match self.mode {
+            Mode::Forward | Mode::Step => block::graph(config, batch, len, Io::Stateful).or_report(),
+            Mode::Train => {
+                let options = BlockGraph { gradients: true, ..Io::Stateless.into() };
+                let graph = block::graph_with(config, batch, len, options).or_report()?;
+                gradient_graph(&graph, &GradientOptions::default()).or_report()
+            }
+        }
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// No cases whose id matches; may be given several times
     #[arg(long, value_name = "GLOB")]
     skip: Vec<Pattern>,
-    /// Check gradients too
+    /// Check the gradients of cases that have them, too
     #[arg(long)]
     grads: bool,
     #[command(flatten)]
@@ -40,13 +40,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    if args.grads {
-        return Err(Failure::new("--grads: gradients are not computed yet").help("leave --grads out to check outputs and states").into());
-    }
     let cases = selected(args)?;
     let engine = engine::open(&args.executor)?;
     note(&format!("{} on {}", counted(cases.len() as u64, "case"), engine.describe()));
-    let runner = Runner { dir: &args.dir, engine: &engine, options: args.passes.options() };
+    let runner = Runner { dir: &args.dir, engine: &engine, options: args.passes.options(), with_gradients: args.grads };
     let bar = bar("cases", cases.len() as u64);
     let (mut n_passed, mut n_failed) = (0usize, 0usize);
     for case in &cases {
@@ -105,6 +102,7 @@ struct Runner<'a> {
     dir: &'a Path,
     engine: &'a Engine,
     options: CompileOptions,
+    with_gradients: bool,
 }
 
 impl Runner<'_> {
@@ -117,14 +115,15 @@ impl Runner<'_> {
         let (graphs, params) = self.graphs(case, &tensors)?;
         let mut run = CaseRun::new(self, params).map_err(|error| Failure::of(&error))?;
         let given = graphs.run(&tensors, &Tensors::new(), |graph, inputs, _, states| run.step(graph, inputs, states));
-        Ok(case.judge(&given.map_err(|error| Failure::of(&error))?, &tensors))
+        Ok(case.judge(&given.map_err(|error| Failure::of(&error))?, &tensors, self.with_gradients))
     }
 
     fn graphs(&self, case: &Case, tensors: &Tensors) -> std::result::Result<(CaseGraphs, Tensors), Failure> {
         let failure = |error: CaseError| Failure::of(&error);
         if case.kind != "checkpoint" {
             let params = CaseGraphs::params_of(tensors);
-            return Ok((CaseGraphs::new(case, tensors).map_err(failure)?, params));
+            let graphs = if self.with_gradients { CaseGraphs::with_gradients(case, tensors) } else { CaseGraphs::new(case, tensors) };
+            return Ok((graphs.map_err(failure)?, params));
         }
         let first = case.files.first().ok_or_else(|| Failure::new(format!("case {}: no files of a checkpoint", case.id)))?;
         let file = self.dir.join(first);

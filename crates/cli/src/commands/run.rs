@@ -4,14 +4,16 @@ use super::check;
 use super::interp::print_tensors;
 use crate::args::{DataArgs, DumpArgs, ExecutorArgs, GraphArgs, PassArgs};
 use crate::memory::Place;
-use crate::output::{counted, kernels_bar, note};
+use crate::output::{counted, kernels_bar, note, print_line};
 use crate::report::OrReport;
 use crate::{Outcome, engine, input};
 use input::Data;
 use miette::Result;
 use monopass::engine::{Engine, LoadOptions, Session, blocking};
+use monopass::ir::gradcheck::{self, Gradcheck};
 use monopass::lower::dump::{DumpSink, NoDump};
 use monopass::{CompileOptions, Counters, Graph, Tensors};
+use serde_json::json;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -28,13 +30,22 @@ pub(crate) struct Args {
     /// Compare with the interpreter pass by pass and value by value, and name the first value that differs
     #[arg(long)]
     check: bool,
-    /// One JSON object a tensor, where NaN and infinities are null, or a line of the check
+    /// Compare gradients by each f32 input, param and state with finite differences in f64, and name the worst element
+    #[arg(long, conflicts_with = "check")]
+    gradcheck: bool,
+    /// With --gradcheck: elements checked of each source, spread over it; 0 checks all
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    gradcheck_elems: usize,
+    /// One JSON object a tensor, where NaN and infinities are null, or a line of a check
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let graph = input::graph(&args.graph)?;
+    if args.gradcheck {
+        return check_gradients(args, &graph);
+    }
     let engine = engine::open(&args.executor)?;
     let options = args.passes.options();
     let mut sink = args.dump.sink()?;
@@ -59,6 +70,24 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     print_tensors("state", &result.states, args.json)?;
     note(&described(&result.counters));
     Ok(Outcome::Good)
+}
+
+/// Judges the gradients of a graph, on the interpreter whatever the executor.
+fn check_gradients(args: &Args, graph: &Graph) -> Result<Outcome> {
+    let data = input::data(graph, &args.data, Place::HostF64)?;
+    let with = Gradcheck { max_elems: args.gradcheck_elems, ..Gradcheck::default() };
+    let report = gradcheck::check(graph, &data.inputs, &data.params, &data.states, &with).or_report()?;
+    if args.json {
+        let worst = report.worst.as_ref().map(|worst| {
+            json!({ "source": worst.source, "index": worst.index, "analytic": worst.analytic, "numeric": worst.numeric, "error": worst.error })
+        });
+        let (n_checked, n_not_smooth) = (report.n_checked, report.n_not_smooth);
+        print_line(&json!({ "passed": report.passed, "checked": n_checked, "not_smooth": n_not_smooth, "worst": worst }).to_string())?;
+    } else {
+        print_line(&report.to_string())?;
+        print_line(if report.passed { "gradients agree" } else { "gradients differ" })?;
+    }
+    Ok(if report.passed { Outcome::Good } else { Outcome::Bad })
 }
 
 /// What a run gave.

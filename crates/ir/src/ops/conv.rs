@@ -1,6 +1,8 @@
 //! The causal depthwise convolution.
 
 use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_rank, expect_shape, required};
+use crate::autodiff::{Applied, number};
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Real, Store, for_chunks, zeroed};
 use crate::op::Op;
@@ -59,6 +61,98 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>) -> Resul
     let mut state_out = zeroed(batch * channels * conv.past)?;
     conv.window(&mut state_out);
     Ok(vec![Array::real(&[batch, len, channels], y), Array::real(&[batch, channels, taps - 1], state_out)])
+}
+
+/// Adjoints of `x`, `w`, `bias` and `state`.
+///
+/// With `e` the state and then the inputs, `y[t] = bias + Σ_j w[j] m_j[t] e[t + j]` and `state_out = m e[L..]`, where the masks `m` leave
+/// out what is of another sequence. So `e`'s adjoint at `t + j` gets `w[j] m_j[t] dy[t]` from every `j`, and that of `w[j]` is
+/// `Σ m_j dy e[j..]`.
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let (Some(x), Some(w)) = (at.operand(0), at.operand(1)) else { return Vec::new() };
+    let (&[batch, len, channels], &[_, taps]) = (x.shape().as_slice(), w.shape().as_slice()) else { return Vec::new() };
+    let newest_first = matches!(at.op, Op::Conv1d { newest_first: true });
+    let window = Window { batch, len, channels, past: taps - 1, sequence: at.operand(4).filter(|_| len > 0).map(sequence_numbers) };
+    let dy = at.adjoint(0);
+    let tap = |j: usize| if newest_first { taps - 1 - j } else { j };
+    let weight = |j: usize| w.slice_axis(1, tap(j), tap(j) + 1).reshape([channels]);
+    let de = if at.wants(0) || at.wants(3) { window.adjoint_of_inputs(dy, at.adjoint(1), weight) } else { None };
+    let dw = dy.filter(|_| at.wants(1)).map(|dy| {
+        let e = window.inputs(x, at.operand(3));
+        let parts: Vec<Tensor<'g>> = (0..taps).map(|tap_idx| {
+            let j = tap(tap_idx);
+            let product = dy * e.slice_axis(1, j, j + len);
+            window.seen(product, j).reshape([batch, len, 1, channels])
+        }).collect();
+        x.builder().concat(&parts, 2usize).sum([0, 1], false).permute([1, 0])
+    });
+    let dbias = dy.filter(|_| at.wants(2)).map(|dy| dy.sum([0, 1], false));
+    let dx = de.map(|de| de.slice_axis(1, taps - 1, taps - 1 + len));
+    let dstate = de.map(|de| de.slice_axis(1, 0, taps - 1).permute([0, 2, 1]));
+    vec![dx, dw, dbias, dstate, None]
+}
+
+/// The sequence that each token of `[B, L]` belongs to, counted from the one that the state belongs to; a reset at the
+/// first token has no effect.
+#[track_caller]
+pub(super) fn sequence_numbers(reset: Tensor<'_>) -> Tensor<'_> {
+    let first = reset.builder().iota([1, reset.dim(1)], 1usize, DType::I32);
+    let is_later = first.ne(reset.builder().constant(0.0, DType::I32, []));
+    reset.and(is_later).cast(DType::I32).cumsum(None, 1usize, false, 0.0)
+}
+
+/// Sizes of a convolution, and which inputs its tokens see.
+struct Window<'g> {
+    batch: usize,
+    len: usize,
+    channels: usize,
+    past: usize,
+    /// `[B, L]` i32.
+    sequence: Option<Tensor<'g>>,
+}
+
+impl<'g> Window<'g> {
+    /// State and inputs, `[B, K-1+L, C]`.
+    #[track_caller]
+    fn inputs(&self, x: Tensor<'g>, state: Option<Tensor<'g>>) -> Tensor<'g> {
+        let g = x.builder();
+        let before = state.map_or_else(|| g.constant(0.0, x.dtype(), [self.batch, self.past, self.channels]), |state| state.permute([0, 2, 1]));
+        if self.past == 0 { x } else { g.concat(&[before, x], 1usize) }
+    }
+
+    /// The sequence of each of [`inputs`](Self::inputs), `[B, K-1+L]`.
+    #[track_caller]
+    fn sequences(&self, sequence: Tensor<'g>) -> Tensor<'g> {
+        sequence.pad([0, self.past], [0, 0], 0.0)
+    }
+
+    /// `x [B, L, C]` where token `t` sees input `t + j`, and 0 elsewhere.
+    #[track_caller]
+    fn seen(&self, x: Tensor<'g>, j: usize) -> Tensor<'g> {
+        let Some(sequence) = self.sequence.filter(|_| j < self.past) else { return x };
+        let is_same = sequence.eq(self.sequences(sequence).slice_axis(1, j, j + self.len));
+        is_same.reshape([self.batch, self.len, 1]).select(x, number(x, 0.0))
+    }
+
+    /// The adjoint of state and inputs, `[B, K-1+L, C]`, from those of the outputs and of the state after them.
+    #[track_caller]
+    fn adjoint_of_inputs(&self, dy: Option<Tensor<'g>>, dstate: Option<Tensor<'g>>, tap: impl Fn(usize) -> Tensor<'g>) -> Option<Tensor<'g>> {
+        let from_outputs = dy.into_iter().flat_map(|dy| {
+            let tap = &tap;
+            (0..=self.past).map(move |j| self.seen(dy * tap(j), j).pad([0, j, 0], [0, self.past - j, 0], 0.0))
+        });
+        let from_state = dstate.filter(|_| self.past > 0).map(|dstate| {
+            let last = dstate.permute([0, 2, 1]);
+            let last = self.sequence.map_or(last, |sequence| {
+                let newest = sequence.slice_axis(1, self.len - 1, self.len);
+                let is_same = self.sequences(sequence).slice_axis(1, self.len, self.len + self.past).eq(newest);
+                is_same.reshape([self.batch, self.past, 1]).select(last, number(last, 0.0))
+            });
+            last.pad([0, self.len, 0], [0, 0, 0], 0.0)
+        });
+        from_outputs.chain(from_state).reduce(|sum, part| sum + part)
+    }
 }
 
 /// Where the newest sequence at or before each token of `[B, L]` began; 0 also stands for what came before the first

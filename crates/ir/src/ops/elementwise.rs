@@ -1,6 +1,8 @@
 //! Elementwise ops: arithmetic, comparison, select, clamp, transcendental functions, casts.
 
 use super::{OperandTypes, Operands, TypeError, required};
+use crate::autodiff::{Applied, as_dtype, number, unbroadcast};
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Loops, Real, Store, broadcast_strides, count, for_chunks, zeroed};
 use crate::op::Op;
@@ -83,8 +85,10 @@ fn dtype_of(op: &Op, operands: &OperandTypes) -> Result<DType, TypeError> {
         | Op::Cumsum { .. }
         | Op::MatMul { .. }
         | Op::Gather {}
+        | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
     }
 }
 
@@ -137,9 +141,91 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         | Op::Cumsum { .. }
         | Op::MatMul { .. }
         | Op::Gather {}
+        | Op::ScatterAdd { .. }
         | Op::Conv1d { .. }
-        | Op::Scan { .. } => Err(not_defined(op, &x)),
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => Err(not_defined(op, &x)),
     }
+}
+
+/// Adjoints of the operands, by the result where that saves a function. Ties of `max` go to the first operand and those of `min` to
+/// the second, so that `max(x, y) + min(x, y)` has the derivatives of `x + y` everywhere.
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let (Some(x), Some(dy), Some(&y)) = (at.operand(0), at.adjoint(0), at.results.first()) else { return Vec::new() };
+    let zero = number(dy, 0.0);
+    let dx = match at.op {
+        Op::Neg {} => -dy,
+        Op::Abs {} => x.lt(zero).select(-dy, dy),
+        Op::Exp {} => dy * y,
+        Op::Log {} => dy / x,
+        Op::Sqrt {} => dy * number(y, 0.5) / y,
+        Op::Rsqrt {} => dy * number(y, -0.5) * (y * y * y),
+        // 1 - sigmoid(x) is sigmoid(-x), which keeps its digits where the first is near 1.
+        Op::Sigmoid {} => dy * (y * (-x).sigmoid()),
+        Op::Silu {} => dy * (x.sigmoid() + y * (-x).sigmoid()),
+        Op::Softplus {} => dy * x.sigmoid(),
+        // 1 - tanh², likewise.
+        Op::Tanh {} => {
+            let twice = x + x;
+            dy * number(x, 4.0) * (twice.sigmoid() * (-twice).sigmoid())
+        }
+        Op::Sin {} => dy * x.cos(),
+        Op::Cos {} => -(dy * x.sin()),
+        Op::Clamp { lo, hi } => number(x, *lo).le(x).and(x.le(number(x, *hi))).select(dy, zero),
+        Op::Cast { .. } => as_dtype(dy, x.dtype()),
+        Op::Add {} | Op::Sub {} | Op::Mul {} | Op::Div {} | Op::Max {} | Op::Min {} => return vjp_of_two(at, x, dy, y),
+        Op::Select {} => return vjp_of_select(at, x, dy),
+        Op::Floor {} | Op::Not {} | Op::Eq {} | Op::Ne {} | Op::Lt {} | Op::Le {} | Op::And {} | Op::Or {} => return Vec::new(),
+        Op::Reshape { .. }
+        | Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Broadcast { .. }
+        | Op::Pad { .. }
+        | Op::Concat { .. }
+        | Op::Iota { .. }
+        | Op::Sum { .. }
+        | Op::Mean { .. }
+        | Op::ReduceMax { .. }
+        | Op::Argmax { .. }
+        | Op::Cumsum { .. }
+        | Op::MatMul { .. }
+        | Op::Gather {}
+        | Op::ScatterAdd { .. }
+        | Op::Conv1d { .. }
+        | Op::Scan { .. }
+        | Op::ScanGrad { .. } => return Vec::new(),
+    };
+    vec![Some(dx)]
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the dispatch, which names every op, hands over only these")]
+#[track_caller]
+fn vjp_of_two<'g>(at: &Applied<'_, 'g>, x: Tensor<'g>, dy: Tensor<'g>, out: Tensor<'g>) -> Vec<Option<Tensor<'g>>> {
+    let Some(y) = at.operand(1) else { return Vec::new() };
+    let zero = number(dy, 0.0);
+    let of = |idx: usize, make: &dyn Fn() -> Tensor<'g>| {
+        let operand = if idx == 0 { x } else { y };
+        at.wants(idx).then(|| unbroadcast(make(), &operand.shape()))
+    };
+    match at.op {
+        Op::Add {} => vec![of(0, &|| dy), of(1, &|| dy)],
+        Op::Sub {} => vec![of(0, &|| dy), of(1, &|| -dy)],
+        Op::Mul {} => vec![of(0, &|| dy * y), of(1, &|| dy * x)],
+        Op::Div {} => vec![of(0, &|| dy / y), of(1, &|| -(dy * out / y))],
+        Op::Max {} => vec![of(0, &|| y.le(x).select(dy, zero)), of(1, &|| y.le(x).select(zero, dy))],
+        Op::Min {} => vec![of(0, &|| x.lt(y).select(dy, zero)), of(1, &|| x.lt(y).select(zero, dy))],
+        _ => Vec::new(),
+    }
+}
+
+#[track_caller]
+fn vjp_of_select<'g>(at: &Applied<'_, 'g>, cond: Tensor<'g>, dy: Tensor<'g>) -> Vec<Option<Tensor<'g>>> {
+    let zero = number(dy, 0.0);
+    let of = |idx: usize, make: &dyn Fn() -> Tensor<'g>| {
+        at.operand(idx).filter(|_| at.wants(idx)).map(|operand| unbroadcast(make(), &operand.shape()))
+    };
+    vec![None, of(1, &|| cond.select(dy, zero)), of(2, &|| cond.select(zero, dy))]
 }
 
 /// `1 / (1 + e^-x)` from `e^-|x|`, which never overflows and keeps the small side.

@@ -1,6 +1,8 @@
 //! The batched matrix product.
 
 use super::{OperandTypes, Operands, TypeError, expect_dtype, required};
+use crate::autodiff::{Applied, as_dtype, unbroadcast};
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, Loops, Real, broadcast_strides, count, for_chunks, n_threads, zeroed};
 use crate::op::Op;
@@ -72,6 +74,34 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
     let lhs = Array { shape: Vec::new(), data: lhs.data }.into_reals()?;
     product.run(&lhs, &rhs.data, &batches, &mut out)?;
     Ok(Array::real(&ty.shape, out))
+}
+
+/// Adjoints of both operands, which are products too. One matrix that all leading axes share is one long product.
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let (Some(a), Some(b), Some(dy)) = (at.operand(0), at.operand(1), at.adjoint(0)) else { return Vec::new() };
+    let Op::MatMul { transpose_a, transpose_b } = *at.op else { return Vec::new() };
+    let da = at.wants(0).then(|| {
+        let da = if transpose_a { b.matmul(dy, transpose_b, true) } else { dy.matmul(b, false, !transpose_b) };
+        as_dtype(unbroadcast(da, &a.shape()), a.dtype())
+    });
+    let db = at.wants(1).then(|| {
+        let shape = b.shape();
+        let is_shared = !transpose_a && shape.len() >= 2 && shape[..shape.len() - 2].iter().all(|&size| size == 1);
+        let [a, dy] = if is_shared { [a, dy].map(as_matrix) } else { [a, dy] };
+        let db = if transpose_b { dy.matmul(a, true, transpose_a) } else { a.matmul(dy, !transpose_a, false) };
+        let db = if is_shared { db.reshape(shape.clone()) } else { unbroadcast(db, &shape) };
+        as_dtype(db, b.dtype())
+    });
+    vec![da, db]
+}
+
+/// `x` with all axes but the last as one.
+#[track_caller]
+fn as_matrix(x: Tensor<'_>) -> Tensor<'_> {
+    let shape = x.shape();
+    let Some((&last, lead)) = shape.split_last() else { return x };
+    if lead.len() == 1 { x } else { x.reshape([lead.iter().product(), last]) }
 }
 
 /// Leading axes of the operands and what they broadcast to.

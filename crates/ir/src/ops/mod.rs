@@ -1,6 +1,6 @@
-//! What each op means, by family: its typing rule (`infer`) and its value (`eval`) side by side.
+//! What each op means, by family: its typing rule (`infer`), its value (`eval`) and its adjoint (`vjp`) side by side.
 //!
-//! The two functions here only hand an op to the family of its class; there every op is named, so that the compiler lists
+//! The functions here only hand an op to the family of its class; there every op is named, so that the compiler lists
 //! what is missing.
 
 pub mod conv;
@@ -10,7 +10,10 @@ pub mod matmul;
 pub mod movement;
 pub mod reduce;
 pub mod scan;
+pub mod scan_grad;
 
+use crate::autodiff::Applied;
+use crate::builder::Tensor;
 use crate::error::{EvalError, help_line};
 use crate::eval::{Array, Real};
 use crate::op::{Class, Op, OperandKind};
@@ -82,6 +85,7 @@ fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, Ty
         Class::Index => index::infer(op, operands),
         Class::Conv => conv::infer(op, operands),
         Class::Scan => scan::infer(op, operands),
+        Class::ScanAdjoint => scan_grad::infer(op, operands),
     }
 }
 
@@ -101,6 +105,22 @@ pub(crate) fn eval<'a, R: Real>(
         Class::Index => index::eval(op, operands, ty).map(one),
         Class::Conv => conv::eval(op, operands),
         Class::Scan => scan::eval(op, operands),
+        Class::ScanAdjoint => scan_grad::eval(op, operands),
+    }
+}
+
+/// Adjoints of the operands of an application from those of its results; `None` where nothing is asked for or nothing passes.
+#[track_caller]
+pub(crate) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    match at.op.class() {
+        Class::Elementwise => elementwise::vjp(at),
+        Class::Movement => movement::vjp(at),
+        Class::Reduction | Class::Prefix => reduce::vjp(at),
+        Class::Contraction => matmul::vjp(at),
+        Class::Index => index::vjp(at),
+        Class::Conv => conv::vjp(at),
+        Class::Scan => scan::vjp(at),
+        Class::ScanAdjoint => Vec::new(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Movement ops: reshape, permute, slice, broadcast, pad, concat, iota.
 
 use super::{OperandTypes, Operands, TypeError, expect_rank, required};
+use crate::autodiff::{Applied, unbroadcast};
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Loops, Real, Store, broadcast_strides, count, for_chunks, map_data, zeroed};
 use crate::op::Op;
@@ -120,6 +122,42 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         _ => return Err(EvalError::new(format!("{}: not a movement op", op.mnemonic()))),
     };
     Ok(Array { shape, data })
+}
+
+/// Adjoints of the operands: the same movement backwards.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the dispatch, which names every op, hands over only these")]
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let (Some(x), Some(dy)) = (at.operand(0), at.adjoint(0)) else { return Vec::new() };
+    let shape = x.shape();
+    let dx = match at.op {
+        Op::Reshape { .. } => dy.reshape(shape),
+        Op::Permute { axes } => {
+            let mut back = vec![0; axes.len()];
+            axes.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+            dy.permute(back)
+        }
+        Op::Slice { starts, ends } => {
+            let after: Vec<usize> = shape.iter().zip(ends).map(|(size, end)| size - end).collect();
+            dy.pad(starts.clone(), after, 0.0)
+        }
+        Op::Broadcast { .. } => unbroadcast(dy, &shape),
+        Op::Pad { lo, .. } => dy.slice(lo.clone(), lo.iter().zip(&shape).map(|(lo, size)| lo + size).collect::<Vec<_>>()),
+        Op::Concat { axis } => return vjp_of_concat(at, dy, *axis),
+        _ => return Vec::new(),
+    };
+    vec![Some(dx)]
+}
+
+#[track_caller]
+fn vjp_of_concat<'g>(at: &Applied<'_, 'g>, dy: Tensor<'g>, axis: usize) -> Vec<Option<Tensor<'g>>> {
+    let mut start = 0;
+    let part = |(idx, operand): (usize, &Option<Tensor<'g>>)| {
+        let size = operand.map_or(0, |operand| operand.dim(axis));
+        start += size;
+        at.wants(idx).then(|| dy.slice_axis(axis, start - size, start))
+    };
+    at.operands.iter().enumerate().map(part).collect()
 }
 
 /// A dense copy of the elements from `first` on at `strides`.

@@ -2,6 +2,8 @@
 
 use super::conv::flags;
 use super::{OperandTypes, Operands, TypeError, expect_dtype, expect_shape, required};
+use crate::autodiff::{Applied, number};
+use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Loops, Real, count, for_chunks, zeroed};
 use crate::op::Op;
@@ -59,6 +61,33 @@ fn reduced(op: &Op, x: &TensorType, axes: &[usize], keepdims: bool, needs_elems:
     } else {
         shape.filter(|(axis, _)| !axes.contains(axis)).map(|(_, &size)| size).collect()
     })
+}
+
+/// Adjoint of the operand: every element that was summed gets that of its sum. Equal largest elements share theirs.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the dispatch, which names every op, hands over only these")]
+#[track_caller]
+pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
+    let (Some(x), Some(dy), Some(&y)) = (at.operand(0), at.adjoint(0), at.results.first()) else { return Vec::new() };
+    let shape = x.shape();
+    let kept = |t: Tensor<'g>, axes: &[usize]| {
+        let sizes = shape.iter().enumerate().map(|(axis, &size)| if axes.contains(&axis) { 1 } else { size });
+        t.reshape(sizes.collect::<Vec<_>>())
+    };
+    let dx = match at.op {
+        Op::Sum { axes, .. } => kept(dy, axes).broadcast(shape.clone()),
+        Op::Mean { axes, .. } => {
+            let n_summed: f64 = axes.iter().map(|&axis| f64::from(u32::try_from(shape[axis]).unwrap_or(u32::MAX))).product();
+            (kept(dy, axes) * number(dy, 1.0 / n_summed)).broadcast(shape.clone())
+        }
+        Op::ReduceMax { axes, .. } => {
+            let is_largest = x.eq(kept(y, axes));
+            let n_largest = is_largest.cast(dy.dtype()).sum(axes.clone(), true);
+            is_largest.select(kept(dy, axes) / n_largest, number(dy, 0.0))
+        }
+        Op::Cumsum { axis, reverse, .. } => dy.cumsum(at.operand(1), *axis, !reverse, 0.0),
+        _ => return Vec::new(),
+    };
+    vec![Some(dx)]
 }
 
 /// Value of a reduction or running sum.

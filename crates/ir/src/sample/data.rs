@@ -59,10 +59,17 @@ impl Domain {
                     let n_rows = table.and_then(|table| table.ty.shape.first().copied()).unwrap_or(0);
                     if let Self::Below(n) = before { Self::Below(n.min(n_rows)) } else { Self::Below(n_rows) }
                 }
+                (Some(Op::ScatterAdd { rows }), before) if is_operand("ids") => {
+                    if let Self::Below(n) = before {
+                        Self::Below(n.min(*rows))
+                    } else {
+                        Self::Below(*rows)
+                    }
+                }
                 (Some(Op::Log {} | Op::Sqrt {} | Op::Rsqrt {}), _) => Self::Positive,
                 (Some(Op::Div {}), _) if is_operand("rhs") => Self::Positive,
-                (Some(Op::Scan { .. }), _) if is_operand("log_decay") => Self::Negative,
-                (Some(Op::Scan { .. } | Op::Conv1d { .. }), _) if is_operand("reset") => Self::Rare,
+                (Some(Op::Scan { .. } | Op::ScanGrad { .. }), _) if is_operand("log_decay") => Self::Negative,
+                (Some(Op::Scan { .. } | Op::ScanGrad { .. } | Op::Conv1d { .. }), _) if is_operand("reset") => Self::Rare,
                 (_, before) => before,
             };
         }

@@ -77,6 +77,7 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
     let facts = match op {
         Op::Conv1d { .. } => return conv1d(operands, results),
         Op::Scan { .. } => return scan(operands, results),
+        Op::ScanGrad { .. } => return scan_grad(operands, results),
         Op::Iota { shape, axis, .. } => Facts::exact(0.0, n_as_f64(shape.get(*axis)?.saturating_sub(1))),
         Op::Concat { .. } => operands.iter().flatten().map(|(facts, _)| *facts).reduce(Facts::union)?,
         Op::Select {} => known(1)?.0.union(known(2)?.0),
@@ -89,6 +90,11 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
             let (table, ids) = (known(0)?, known(1)?.0);
             let n_rows = n_as_f64(*table.1.shape.first()?);
             (ids.lo >= 0.0 && ids.hi < n_rows).then_some(table.0)?
+        }
+        Op::ScatterAdd { rows } => {
+            let (updates, ids) = (known(0)?, known(1)?);
+            let n = ids.1.shape.iter().product();
+            (ids.0.lo >= 0.0 && ids.0.hi < n_as_f64(*rows)).then(|| updates.0.summed(n))?
         }
         Op::Cumsum { axis, .. } => {
             let (x, ty) = known(0)?;
@@ -198,6 +204,36 @@ fn scan(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Fa
     // With a weight of its own a token is read beside the state that it has not entered.
     let read = own_weight.map_or(state, |(own, _)| state.plus(product.times(own).summed(ranks)));
     Some(vec![read.times(*q).summed(d_state), state])
+}
+
+/// As [`scan`]: the state and its adjoint without decay, and each result as products of them with what it is made from.
+fn scan_grad(operands: &[Option<Known<'_>>], results: &[TensorType]) -> Option<Vec<Facts>> {
+    let [Some((decay, _)), Some((v, v_ty)), Some((k, k_ty)), Some((q, _)), Some((dy, _)), s0, _, weight, own_weight, ds_last] = operands
+    else {
+        return None;
+    };
+    let (&[_, len, heads, ranks, headdim], &[_, _, groups, _, d_state]) = (v_ty.shape.as_slice(), k_ty.shape.as_slice()) else {
+        return None;
+    };
+    if decay.hi > 0.0 || results.len() != 7 {
+        return None;
+    }
+    let (zero, one) = (Facts::exact(0.0, 0.0), Facts::exact(1.0, 1.0));
+    let known = |operand: &Option<Known<'_>>, absent: Facts| operand.map_or(absent, |(facts, _)| facts);
+    let in_state = known(weight, one);
+    let own = known(own_weight, in_state);
+    let steps = n_as_f64(len) * (decay.err + EPS_F32) + EPS_F32;
+    let decayed = |facts: Facts| Facts { err: facts.err + steps * facts.max_abs(), ..facts.union(zero) };
+    let state = decayed(v.times(*k).times(in_state).summed(len * ranks).plus(known(s0, zero)));
+    let adjoint = decayed(dy.times(*q).summed(len * ranks).plus(known(ds_last, zero)));
+    let (qk, dyv) = (q.times(*k).summed(d_state), dy.times(*v).summed(headdim));
+    let in_group = heads / groups.max(1);
+    let of_v = adjoint.times(*k).times(in_state).summed(d_state).plus(qk.times(*dy).times(own).summed(ranks));
+    let of_k = adjoint.times(*v).times(in_state).summed(headdim).plus(dyv.times(*q).times(own).summed(ranks)).summed(in_group);
+    let of_q = state.times(*dy).summed(headdim).plus(dyv.times(*k).times(own).summed(ranks)).summed(in_group);
+    let of_own = qk.times(dyv).summed(ranks * ranks);
+    let of_weight = adjoint.times(*v).times(*k).summed(headdim * d_state * ranks).plus(of_own).union(of_own);
+    Some(vec![adjoint.times(state).summed(headdim * d_state), of_v, of_k, of_q, adjoint, of_weight, of_own.union(zero)])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of samples are small")]

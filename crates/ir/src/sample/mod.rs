@@ -19,7 +19,7 @@ use crate::op::{OPS, Op};
 use crate::ops;
 use crate::types::{DType, TensorType};
 use facts::{Facts, Known};
-use rng::Rng;
+pub(crate) use rng::Rng;
 use std::sync::Arc;
 
 /// Most elements of a value.

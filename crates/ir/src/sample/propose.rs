@@ -33,8 +33,10 @@ impl Sampler {
             "sum" | "mean" | "reduce_max" | "argmax" | "cumsum" => self.reduction(mnemonic),
             "matmul" => self.matmul(),
             "gather" => self.gather(),
+            "scatter_add" => self.scatter_add(),
             "conv1d" => self.conv1d(),
             "scan" => self.scan(),
+            "scan_grad" => self.scan_grad(),
             _ => self.elementwise(OPS.iter().find(|info| info.mnemonic == mnemonic)?),
         }
     }
@@ -234,6 +236,18 @@ impl Sampler {
         Some((Op::Gather {}, vec![Some(table), Some(ids)]))
     }
 
+    fn scatter_add(&mut self) -> Option<Proposal> {
+        let dtype = self.rng.of(&FLOATS)?;
+        let updates = self.entry_of_rank(dtype, 1)?;
+        let n_axes = 1 + self.rng.below(updates.ty.rank().min(2));
+        let rows = self.size();
+        #[expect(clippy::cast_precision_loss, reason = "few rows")]
+        let end = rows as f64;
+        let ids_dtype = self.rng.of(&[DType::I32, DType::U32])?;
+        let ids = self.source_within(ids_dtype, updates.ty.shape[..n_axes].to_vec(), 0.0, end - 1.0);
+        Some((Op::ScatterAdd { rows }, vec![Some(updates), Some(ids)]))
+    }
+
     fn conv1d(&mut self) -> Option<Proposal> {
         let shape = vec![self.rng.of(&[1, 2, 3])?, self.size(), self.size()];
         let x = self.entry_or(|entry| entry.ty.dtype == DType::F32 && entry.ty.rank() == 3, DType::F32, shape)?;
@@ -247,6 +261,12 @@ impl Sampler {
     }
 
     fn scan(&mut self) -> Option<Proposal> {
+        let (chunk_size, operands) = self.operands_of_scan()?;
+        Some((Op::Scan { chunk_size }, operands))
+    }
+
+    /// Adjoints of the results are the two operands more.
+    fn operands_of_scan(&mut self) -> Option<(usize, Vec<Option<Entry>>)> {
         let groups = self.rng.of(&[1, 1, 2])?;
         let heads = groups * self.rng.of(&[1, 2, 3])?;
         let (batch, len) = (self.rng.of(&[1, 2, 3])?, self.length()?);
@@ -261,7 +281,18 @@ impl Sampler {
         let chunk_size = self.rng.of(&[0, 0, 2, 4])?;
         let mut operands = vec![Some(log_decay), Some(v), Some(k), Some(q), s0, reset];
         operands.extend(weights);
-        Some((Op::Scan { chunk_size }, operands))
+        Some((chunk_size, operands))
+    }
+
+    fn scan_grad(&mut self) -> Option<Proposal> {
+        let (Op::Scan { chunk_size }, mut operands) = self.scan()? else { return None };
+        let (v, k) = (operands[1].clone()?, operands[2].clone()?);
+        let dy = self.shaped(DType::F32, v.ty.shape.clone())?;
+        let (&[batch, _, heads, _, headdim], &d_state) = (v.ty.shape.as_slice(), k.ty.shape.get(4)?) else { return None };
+        let ds_last = self.maybe(DType::F32, vec![batch, heads, headdim, d_state]);
+        operands.insert(4, Some(dy));
+        operands.push(ds_last);
+        Some((Op::ScanGrad { chunk_size }, operands))
     }
 
     /// Zero tokens, one, or some.

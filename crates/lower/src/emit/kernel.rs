@@ -436,6 +436,12 @@ impl<'a> KernelBuilder<'a> {
         self.push(Some(old), Some(new), dtype, true);
     }
 
+    /// Whether a binding is overwritten in place.
+    #[must_use]
+    pub fn overwrites(&self) -> bool {
+        self.bindings.iter().any(|binding| binding.in_place)
+    }
+
     fn push(&mut self, reads: Option<StepValue>, writes: Option<StepValue>, dtype: DType, in_place: bool) -> usize {
         self.bindings.push(Binding { reads, writes, dtype, quad: false, in_place });
         self.bindings.len() - 1

@@ -418,6 +418,7 @@ impl KernelBuilder<'_> {
             | Op::Concat { .. }
             | Op::Iota { .. }
             | Op::Gather {}
+            | Op::ScatterAdd { .. }
             | Op::Conv1d { .. }
             | Op::Sum { .. }
             | Op::Mean { .. }
@@ -425,7 +426,8 @@ impl KernelBuilder<'_> {
             | Op::Argmax { .. }
             | Op::Cumsum { .. }
             | Op::MatMul { .. }
-            | Op::Scan { .. } => {
+            | Op::Scan { .. }
+            | Op::ScanGrad { .. } => {
                 // Fusion never makes these inline; loading is right wherever the value is stored.
                 return self.load(StepValue::Graph(value), graph.ty(value).dtype, index, width);
             }

@@ -97,43 +97,51 @@ fn emit_body(kb: &mut KernelBuilder<'_>, body: &Body, plan: &BodyPlan, first: &s
     let i = kb.bind(format!("({group} * {}u + lid){scale}", plan.threads));
     let n = kb.num(&plan.n_elems);
     kb.open(format!("if ({i} < {n})"));
+    // An output that overwrites a state may not hide it from the next one, so then all are computed before the first is stored.
+    let waits = kb.overwrites();
+    let mut stores = Vec::new();
     for &out in &body.outputs {
         let dtype = kb.ctx.graph.ty(out).dtype;
         let index = kb.flat_index(out, &i, plan.per_invocation);
         if plan.per_invocation == 1 {
             let x = kb.emit(out, &index, Width::One);
+            let x = kb.bind(x);
             let name = kb.write(StepValue::Graph(out), dtype, false);
-            kb.line(format!("st_{name}({i}, {x});"));
+            stores.push(format!("st_{name}({i}, {x});"));
         } else if index.is_quad() {
             let x = kb.emit(out, &index, Width::Four);
+            let x = kb.bind(x);
             let name = kb.write(StepValue::Graph(out), dtype, dtype == DType::F32);
-            kb.line(format!("st4_{name}({i}, {x});"));
+            stores.push(format!("st4_{name}({i}, {x});"));
         } else {
-            emit_ragged(kb, out, &i, plan);
+            stores.extend(ragged(kb, out, &i, plan));
+        }
+        if !waits {
+            stores.drain(..).for_each(|store| kb.line(store));
         }
     }
+    stores.into_iter().for_each(|store| kb.line(store));
     kb.close();
 }
 
 /// Four neighbours of a domain whose last axis 4 does not divide: lanes over the end repeat the last element, and
-/// fall into the padding of the buffer.
-fn emit_ragged(kb: &mut KernelBuilder<'_>, out: ValueId, i: &str, plan: &BodyPlan) {
+/// fall into the padding of the buffer. Gives the statements that store them.
+fn ragged(kb: &mut KernelBuilder<'_>, out: ValueId, i: &str, plan: &BodyPlan) -> Vec<String> {
     let dtype = kb.ctx.graph.ty(out).dtype;
     let (n, last) = (kb.num(&plan.n_elems), kb.last(&plan.n_elems));
     let lanes: Vec<String> = (0..4)
         .map(|lane| {
             let at = kb.bind(format!("min({i} + {lane}u, {last})"));
             let index: Index = kb.flat_index(out, &at, 1);
-            kb.emit(out, &index, Width::One)
+            let x = kb.emit(out, &index, Width::One);
+            kb.bind(x)
         })
         .collect();
     let name = kb.write(StepValue::Graph(out), dtype, false);
     let ty = crate::emit::kernel::register_type(dtype);
     if is_half(dtype) {
-        kb.line(format!("st4_{name}({i}, vec4<{ty}>({}));", lanes.join(", ")));
-        return;
+        return vec![format!("st4_{name}({i}, vec4<{ty}>({}));", lanes.join(", "))];
     }
-    for (lane, x) in lanes.iter().enumerate() {
-        kb.line(format!("if ({i} + {lane}u < {n}) {{ st_{name}({i} + {lane}u, {x}); }}"));
-    }
+    let store = |(lane, x): (usize, &String)| format!("if ({i} + {lane}u < {n}) {{ st_{name}({i} + {lane}u, {x}); }}");
+    lanes.iter().enumerate().map(store).collect()
 }

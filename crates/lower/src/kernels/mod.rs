@@ -9,6 +9,7 @@ pub mod scan;
 mod scan_decay;
 mod scan_rows;
 pub mod scan_step;
+pub mod scatter;
 pub mod tile;
 
 use crate::emit::{Index, KernelBuilder, Width};

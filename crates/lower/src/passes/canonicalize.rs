@@ -1,7 +1,8 @@
 //! Common subexpressions, dead nodes, and identities that never make a graph worse.
 //!
 //! - **Needs** a verified graph.
-//! - **Ensures** no two nodes compute the same, no node is unused, and none of the rules below applies.
+//! - **Ensures** no two nodes compute the same, no node is unused, and none of the rules below applies to a node of the graph
+//!   that was given.
 //! - **Order**: first, so that later passes see each computation once.
 
 use super::rewrite::Rewriter;
@@ -20,6 +21,7 @@ const RULES: &[Rule] = &[
     ("a permute of a permute is one permute", permute_of_permute),
     ("a slice of everything is its operand", whole_slice),
     ("a slice of a slice is one slice", slice_of_slice),
+    ("a slice of a product that nothing else reads is a product of slices", slice_of_product),
     ("a broadcast to the same shape is its operand", same_shape),
     ("a cast to the same type is its operand", identity_cast),
     ("a concat of one part is the part", single_concat),
@@ -112,6 +114,58 @@ fn slice_of_slice(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {
     rewriter.push(Op::Slice { starts, ends }, &[x], node)
 }
 
+fn slice_of_product(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {
+    let Op::Slice { starts, ends } = node.op()? else { return None };
+    let product = node.operands.first().copied().flatten()?;
+    let inner = rewriter.read_once(product)?;
+    let op @ Op::MatMul { transpose_a, transpose_b } = inner.op()? else { return None };
+    let to: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
+    let cut = rewriter.cut_axes(product, starts, &to);
+    let shape = rewriter.old_shape(product);
+    let mut operands = Vec::with_capacity(2);
+    for (place, is_inner) in [(0, *transpose_a), (1, !*transpose_b)] {
+        let x = rewriter.get(inner.operands.get(place).copied().flatten()?)?;
+        let own = rewriter.graph().ty(x).shape.clone();
+        let mut cuts = Vec::new();
+        for &axis in &cut {
+            let own_axis = axis_of_operand(axis, shape, &own, place, is_inner);
+            cuts.extend(own_axis.map(|own| (own, starts[axis], ends[axis])));
+        }
+        operands.push(sliced(rewriter, x, &cuts, inner)?);
+    }
+    rewriter.push(op.clone(), &operands, inner)
+}
+
+/// The axis of an operand of shape `own` that an axis of a product of `shape` is made from, if that is not repeated. The rows
+/// come from the operand at place 0 and the columns from that at place 1, where `is_inner` says that they are its last axis.
+fn axis_of_operand(axis: usize, shape: &[usize], own: &[usize], place: usize, is_inner: bool) -> Option<usize> {
+    let (lead, own_lead) = (shape.len().checked_sub(2)?, own.len().checked_sub(2)?);
+    if axis >= lead {
+        return (axis == lead + place).then_some(own_lead + usize::from(is_inner));
+    }
+    (axis + own_lead).checked_sub(lead).filter(|&at| own[at] == shape[axis])
+}
+
+/// A new value with axes cut to ranges; one slice if it is a slice already, and itself if nothing is cut.
+fn sliced(rewriter: &mut Rewriter<'_>, x: ValueId, cuts: &[(usize, usize, usize)], near: &Node) -> Option<ValueId> {
+    if cuts.is_empty() {
+        return Some(x);
+    }
+    let mut ends = rewriter.graph().ty(x).shape.clone();
+    let mut starts = vec![0; ends.len()];
+    for &(axis, start, end) in cuts {
+        (starts[axis], ends[axis]) = (start, end);
+    }
+    let def = rewriter.graph().def(x);
+    let Some(Op::Slice { starts: first, .. }) = def.op() else { return rewriter.push(Op::Slice { starts, ends }, &[x], near) };
+    let source = def.operands.first().copied().flatten()?;
+    for (axis, first) in first.clone().into_iter().enumerate() {
+        starts[axis] += first;
+        ends[axis] += first;
+    }
+    rewriter.push(Op::Slice { starts, ends }, &[source], near)
+}
+
 fn identity_cast(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> {
     let Op::Cast { dtype } = node.op()? else { return None };
     let (x, _) = operand(rewriter, node)?;
@@ -156,4 +210,53 @@ fn double_negation(rewriter: &mut Rewriter<'_>, node: &Node) -> Option<ValueId> 
     let (_, inner) = operand(rewriter, node)?;
     let Op::Neg {} = inner.op()? else { return None };
     inner.operands[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use monopass_ir::{DType, GraphBuilder, Tensor};
+
+    /// Shapes of the products of a canonical graph, and how many slices it has.
+    fn products(build: impl for<'g> Fn(&'g GraphBuilder, Tensor<'g>, Tensor<'g>)) -> (Vec<Vec<usize>>, usize) {
+        let g = GraphBuilder::new("t");
+        let (x, w) = (g.input("x", DType::F32, [3, 5, 4]), g.param("w", DType::F32, [7, 4]));
+        build(&g, x, w);
+        let graph = canonicalize(&g.finish().unwrap());
+        let is_product = |node: &Node| matches!(node.op(), Some(Op::MatMul { .. }));
+        let shapes = graph.nodes().filter(|(_, node)| is_product(node)).map(|(_, node)| graph.ty(node.results[0]).shape.clone());
+        (shapes.collect(), graph.nodes().filter(|(_, node)| matches!(node.op(), Some(Op::Slice { .. }))).count())
+    }
+
+    #[test]
+    fn a_slice_of_a_product_is_a_product_of_slices() {
+        let one = products(|g, x, w| g.output("y", x.matmul(w, false, true).slice([1, 2, 3], [3, 4, 7])));
+        assert_eq!(one, (vec![vec![2, 2, 4]], 2));
+        let columns = products(|g, x, w| g.output("y", x.matmul(w, false, true).slice_axis(2, 1, 3)));
+        assert_eq!(columns, (vec![vec![3, 5, 2]], 1));
+        // Rows and columns that are the operands' other axes, and a leading axis that the right operand repeats.
+        let turned = products(|g, x, _| {
+            let u = g.param("u", DType::F32, [5, 6]);
+            g.output("y", x.matmul(u, true, false).slice([0, 1, 2], [1, 4, 6]));
+        });
+        assert_eq!(turned, (vec![vec![1, 3, 4]], 2));
+        let of_slice = products(|g, x, w| g.output("y", x.slice_axis(1, 1, 5).matmul(w, false, true).slice_axis(1, 1, 3)));
+        assert_eq!(of_slice, (vec![vec![3, 2, 7]], 1));
+    }
+
+    #[test]
+    fn a_product_that_is_read_twice_or_named_stays_whole() {
+        let twice = products(|g, x, w| {
+            let y = x.matmul(w, false, true);
+            g.output("first", y.slice_axis(2, 0, 3));
+            g.output("rest", y.slice_axis(2, 3, 7));
+        });
+        assert_eq!(twice, (vec![vec![3, 5, 7]], 2));
+        let named = products(|g, x, w| {
+            let y = x.matmul(w, false, true);
+            g.output("all", y);
+            g.output("first", y.slice_axis(2, 0, 3));
+        });
+        assert_eq!(named, (vec![vec![3, 5, 7]], 1));
+    }
 }

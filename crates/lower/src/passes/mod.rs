@@ -4,5 +4,6 @@ pub mod canonicalize;
 pub mod fold_norm;
 pub mod fuse;
 pub mod prepare;
+pub mod recompute;
 mod rewrite;
 pub mod schedule;

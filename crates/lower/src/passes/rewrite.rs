@@ -2,7 +2,7 @@
 
 use crate::dynamic::DynamicAxes;
 use monopass_ir::graph::{Named, Node};
-use monopass_ir::{Graph, Op, TensorType, ValueId};
+use monopass_ir::{Graph, NodeId, Op, TensorType, ValueId};
 use slotmap::SecondaryMap;
 use std::sync::Arc;
 
@@ -13,16 +13,28 @@ pub(super) struct Rewriter<'a> {
     new: Graph,
     map: SecondaryMap<ValueId, ValueId>,
     dynamic: DynamicAxes,
+    uses: SecondaryMap<ValueId, Vec<NodeId>>,
 }
 
 impl<'a> Rewriter<'a> {
     pub(super) fn new(old: &'a Graph) -> Self {
-        Self { old, new: Graph::new(old.name.clone()), map: SecondaryMap::new(), dynamic: DynamicAxes::of(old) }
+        Self { old, new: Graph::new(old.name.clone()), map: SecondaryMap::new(), dynamic: DynamicAxes::of(old), uses: old.uses() }
     }
 
     /// Axes that a slice cuts, see [`DynamicAxes::cut_axes`]; `x` is an old value.
     pub(super) fn cut_axes(&self, x: ValueId, starts: &[usize], to: &[usize]) -> Vec<usize> {
         self.dynamic.cut_axes(self.old, x, starts, to)
+    }
+
+    /// The node that makes an old value which one node alone reads, and nothing outside of the graph.
+    pub(super) fn read_once(&self, old: ValueId) -> Option<&'a Node> {
+        let is_named = self.old.outputs.iter().chain(&self.old.updates).any(|named| named.value == old);
+        (self.uses.get(old)?.len() == 1 && !is_named).then(|| self.old.def(old))
+    }
+
+    /// Shape of an old value.
+    pub(super) fn old_shape(&self, old: ValueId) -> &'a [usize] {
+        &self.old.ty(old).shape
     }
 
     /// The new value that stands for an old one.

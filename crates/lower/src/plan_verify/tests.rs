@@ -103,6 +103,7 @@ pub(crate) fn sound_plan() -> Plan {
         cmds: Vec::new(),
         not_fused: Vec::new(),
         live_bytes: 128,
+        recompute: None,
     };
     plan.cmds = vec![
         cmd(&plan, 0, vec![read(buf(0), &[0]), read(buf(1), &[1]), write(slot_at(0), 9)]),

@@ -6,6 +6,7 @@ mod matmul;
 mod movement;
 mod reduce;
 mod run;
+mod scan_grad;
 
 use super::{Interpreter, Precision, Tensors, WideTensors};
 use crate::builder::{GraphBuilder, Tensor};

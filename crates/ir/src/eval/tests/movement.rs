@@ -77,3 +77,25 @@ fn gather_reads_rows_and_names_a_wrong_index() -> Fallible<()> {
     assert!(error.contains("index -1 at [0]"), "{error}");
     Ok(())
 }
+
+#[test]
+fn scatter_add_sums_rows_in_order_and_names_a_wrong_index() -> Fallible<()> {
+    let updates = f32s(&[3, 2], &[1.0, 2.0, 10.0, 20.0, 100.0, 200.0]);
+    let sum = |ids: &TensorData, rows: usize| apply([&updates, ids], move |[x, i]| x.scatter_add(i, rows));
+    assert_eq!(sum(&ints(&[3], &[2, 0, 2]), 4)?, f32s(&[4, 2], &[10.0, 20.0, 0.0, 0.0, 101.0, 202.0, 0.0, 0.0]));
+    let ids = TensorData::new([3, 2], Elements::U32(vec![0, 1, 1, 1, 0, 0]))?;
+    assert_eq!(sum(&ids, 2)?, f32s(&[2], &[301.0, 32.0]));
+    let no_ids = TensorData::new([0], Elements::U32(vec![]))?;
+    assert_eq!(apply([&noisy(&[0, 2], 1), &no_ids], |[x, i]| x.scatter_add(i, 2usize))?, f32s(&[2, 2], &[0.0; 4]));
+    assert_eq!(apply([&noisy(&[0, 2], 1), &no_ids], |[x, i]| x.scatter_add(i, 0usize))?, f32s(&[0, 2], &[]));
+    // In f32 the order of the terms shows: 1e8 swallows what is added to it, and not what was added before.
+    let large = f32s(&[4], &[3.0, 3.0, 1e8, -1e8]);
+    assert_eq!(apply([&large, &ints(&[4], &[0; 4])], |[x, i]| x.scatter_add(i, 1usize))?, f32s(&[1], &[8.0]));
+    let error = sum(&ints(&[3], &[0, 4, 0]), 4).unwrap_err().to_string();
+    assert!(error.contains("scatter_add: index 4 at [1] of ids is outside 0..4"), "{error}");
+    let error = sum(&ints(&[2], &[0, 1]), 4).unwrap_err().to_string();
+    assert!(error.contains("updates f32[3, 2] do not begin with the axes of ids i32[2]"), "{error}");
+    let error = sum(&ints(&[3], &[0, 0, 0]), 0).unwrap_err().to_string();
+    assert!(error.contains("no rows for ids i32[3]"), "{error}");
+    Ok(())
+}

@@ -7,6 +7,8 @@ use crate::kernels::matmul::Product;
 use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
+use crate::kernels::scatter::Scatter;
+use crate::passes::schedule::reads;
 use indexmap::IndexSet;
 use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Class;
@@ -41,6 +43,8 @@ pub enum ClusterKind {
     Product(Product),
     /// A scan.
     Scan(ScanItem),
+    /// Sums of rows by index.
+    Scatter(Scatter),
 }
 
 impl Cluster {
@@ -52,6 +56,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => rows.outputs.iter().copied().chain(outputs_of(&rows.extra)).collect(),
             ClusterKind::Cumsum(sum) => sum.outputs.iter().copied().chain(outputs_of(&sum.extra)).collect(),
             ClusterKind::Product(product) => product.outputs.clone(),
+            ClusterKind::Scatter(scatter) => scatter.outputs.clone(),
             ClusterKind::Scan(scan) => scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect(),
         }
     }
@@ -70,7 +75,7 @@ pub(super) fn build(mut fuser: Fuser<'_>) -> Fusion {
         }
     }
     add_bodies(&mut fuser, &mut clusters);
-    mark_in_place(&fuser, &mut clusters);
+    mark_in_place(&mut fuser, &mut clusters);
     let mut position = vec![usize::MAX; fuser.links.len()];
     for (place, group) in run_order(&fuser, &clusters).into_iter().enumerate() {
         position[group] = place;
@@ -116,6 +121,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 Vec::new()
             },
         }),
+        Class::Index => ClusterKind::Scatter(Scatter { value: primary, outputs }),
         Class::Prefix => ClusterKind::Cumsum(RunningSum { value: primary, outputs, extra: Vec::new() }),
         Class::Reduction => {
             if let Op::Argmax { axis } = op {
@@ -126,7 +132,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 return None;
             }
         }
-        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => return None,
+        Class::Elementwise | Class::Movement | Class::Conv | Class::ScanAdjoint => return None,
     };
     let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
     let n_epilogue = droppable.len();
@@ -206,7 +212,7 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         // The scores read less than the whole scan does.
         ClusterKind::Scan(ref scan) if !is_step_scan(fuser.graph, fuser.node_of(scan.y)) => 0,
         ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 2,
-        ClusterKind::Elementwise(_) | ClusterKind::Product(_) => 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => 1,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
@@ -269,7 +275,7 @@ fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                     inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
                 })
         }
-        ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -302,7 +308,7 @@ fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                 && !reads_any(fuser, value, &cluster.own_roots())
                 && outputs_of(cluster.bodies()).all(|out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
-        ClusterKind::Product(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
     }
 }
 
@@ -315,7 +321,7 @@ fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, reads_host: bool) 
         ClusterKind::Cumsum(sum) => join_bodies(graph, &mut sum.extra, value),
         ClusterKind::Rows(rows) if reads_host => rows.outputs.push(value),
         ClusterKind::Rows(rows) => join_bodies(graph, &mut rows.extra, value),
-        ClusterKind::Product(_) => {}
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) => {}
     }
 }
 
@@ -328,50 +334,167 @@ fn join_bodies(graph: &Graph, bodies: &mut Vec<Body>, value: ValueId) {
     }
 }
 
-/// A state whose only reader is the kernel that replaces it, element by element, is replaced where it lies.
-fn mark_in_place(fuser: &Fuser<'_>, clusters: &mut [(Group, Cluster)]) {
+/// A state is replaced where it lies by the kernel that makes its update, if every element is read by the invocation that writes it
+/// and all other kernels that read the state can run before.
+fn mark_in_place(fuser: &mut Fuser<'_>, clusters: &mut [(Group, Cluster)]) {
     let graph = fuser.graph;
+    let reads: Vec<IndexSet<ValueId>> = clusters.iter().map(|(_, cluster)| reads(graph, cluster, &fuser.stored)).collect();
     for update in &graph.updates {
         let Some((_, state)) = graph.states().find(|(name, _)| *name == update.name) else { continue };
-        if fuser.uses[state].len() != 1 || fuser.named.contains(&state) {
+        if graph.ty(state) != graph.ty(update.value) || fuser.named.contains(&state) {
             continue;
         }
-        let reader = fuser.uses[state][0];
-        for (_, cluster) in clusters.iter_mut() {
-            match &mut cluster.kind {
-                ClusterKind::Scan(scan) if scan.stored_state == Some(update.value) => {
-                    let node = graph.node(reader);
-                    let s0 = graph.operand(graph.def(scan.y), "s0");
-                    let is_direct = s0 == Some(state) && node.results.contains(&scan.y);
-                    // Each element of the first state is computed by the invocation that writes it, before it does.
-                    let is_own = |s0| !fuser.stored.contains(&s0) && fuser.uses[s0].len() == 1 && elementwise_path(fuser, s0, state);
-                    if (is_direct || s0.is_some_and(is_own)) && graph.ty(state) == graph.ty(update.value) {
-                        scan.in_place = Some(state);
-                    }
-                }
-                ClusterKind::Elementwise(bodies) => {
-                    let own_body = bodies.iter().any(|body| body.outputs == [update.value]);
-                    if own_body && graph.ty(state) == graph.ty(update.value) && elementwise_path(fuser, update.value, state) {
-                        cluster.in_place.push((state, update.value));
-                    }
-                }
-                ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) => {}
-            }
+        let Some(own) = clusters.iter().position(|(_, cluster)| cluster.stores().contains(&update.value)) else { continue };
+        let others: Vec<Group> =
+            (0..clusters.len()).filter(|&idx| idx != own && reads[idx].contains(&state)).map(|idx| clusters[idx].0).collect();
+        let group = clusters[own].0;
+        if fuser.links.would_cycle(group, &others) {
+            continue;
+        }
+        if claim_in_place(fuser, &mut clusters[own].1, state, update.value) {
+            fuser.links.extend(group, others);
         }
     }
 }
 
-/// Whether `from` is made from `state` by elementwise ops of one shape alone, none of them stored elsewhere.
-fn elementwise_path(fuser: &Fuser<'_>, from: ValueId, state: ValueId) -> bool {
-    let node = fuser.graph.def(from);
-    let same_shape = fuser.graph.ty(from).shape == fuser.graph.ty(state).shape;
-    let is_elementwise = node.op().is_some_and(|op| op.class() == Class::Elementwise);
-    is_elementwise
-        && same_shape
-        && node.present_operands().any(|operand| {
-            operand == state
-                || (!fuser.stored.contains(&operand) && fuser.uses[operand].len() == 1 && elementwise_path(fuser, operand, state))
-        })
+/// Marks the update if the cluster's kernel can overwrite the state.
+fn claim_in_place(fuser: &Fuser<'_>, cluster: &mut Cluster, state: ValueId, update: ValueId) -> bool {
+    let graph = fuser.graph;
+    let computes = cluster.computes.clone();
+    let is_computed = |value: ValueId| computes.contains(&value) || !fuser.stored.contains(&value);
+    match &mut cluster.kind {
+        ClusterKind::Scan(scan) if scan.stored_state == Some(update) => {
+            let s0 = graph.operand(graph.def(scan.y), "s0");
+            let is_direct = s0 == Some(state) && fuser.uses[state].len() == 1;
+            // Each element of the first state is computed by the invocation that writes it, before it does.
+            let is_own = |s0| {
+                let is_alone = !fuser.stored.contains(&s0) && fuser.uses[s0].len() == 1 && fuser.uses[state].len() == 1;
+                is_alone && OwnElement::of(fuser, state, &is_computed).find(s0) == Own::Same
+            };
+            let is_free = is_direct || s0.is_some_and(is_own);
+            if is_free {
+                scan.in_place = Some(state);
+            }
+            is_free
+        }
+        ClusterKind::Elementwise(bodies) => {
+            let own = |out: ValueId| OwnElement::of(fuser, state, &is_computed).find(out);
+            let is_own = |body: &Body, out: ValueId| {
+                let own = own(out);
+                own == Own::None || (own == Own::Same && body.outputs.contains(&update) && graph.ty(out).shape == graph.ty(state).shape)
+            };
+            // A state that its update does not read is better left to those who do, which then need not run before.
+            let is_free = own(update) == Own::Same && bodies.iter().all(|body| body.outputs.iter().all(|&out| is_own(body, out)));
+            if is_free {
+                cluster.in_place.push((state, update));
+            }
+            is_free
+        }
+        ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
+    }
+}
+
+/// Which elements of a state an element of a value is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Own {
+    /// None of them.
+    None,
+    /// None but the one at the same place.
+    Same,
+    /// Others, too.
+    Others,
+}
+
+impl Own {
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::None, own) | (own, Self::None) => own,
+            (Self::Same, Self::Same) => Self::Same,
+            (Self::Others, _) | (_, Self::Others) => Self::Others,
+        }
+    }
+}
+
+/// Most values visited to find out which elements of a state are read.
+const MAX_VISITS: usize = 1024;
+
+/// Finds which elements of a state a value is made from.
+struct OwnElement<'a> {
+    fuser: &'a Fuser<'a>,
+    state: ValueId,
+    is_computed: &'a dyn Fn(ValueId) -> bool,
+    visits: usize,
+}
+
+impl<'a> OwnElement<'a> {
+    fn of(fuser: &'a Fuser<'a>, state: ValueId, is_computed: &'a dyn Fn(ValueId) -> bool) -> Self {
+        Self { fuser, state, is_computed, visits: 0 }
+    }
+
+    fn find(&mut self, value: ValueId) -> Own {
+        self.at(value, &vec![0; self.fuser.graph.ty(value).rank()])
+    }
+
+    /// Of the element of `value` at index `i + offset`, where `i` is the place that counts: through elementwise ops, slices and
+    /// concatenations places are followed; all else reads anything.
+    fn at(&mut self, value: ValueId, offset: &[i64]) -> Own {
+        let graph = self.fuser.graph;
+        self.visits += 1;
+        if value == self.state {
+            return if offset.iter().all(|&along| along == 0) { Own::Same } else { Own::Others };
+        }
+        let node = graph.def(value);
+        let Some(op) = node.op() else { return Own::None };
+        if self.visits > MAX_VISITS {
+            return Own::Others;
+        }
+        let mut own = Own::None;
+        let mut start = 0;
+        for operand in node.present_operands() {
+            let inner = followed(graph, op, offset, (operand, value), start);
+            if let Op::Concat { axis } = op {
+                start += graph.ty(operand).shape[*axis];
+            }
+            if operand != self.state && graph.def(operand).op().is_some() && !(self.is_computed)(operand) {
+                continue;
+            }
+            own = own.and(match inner {
+                Some(inner) => self.at(operand, &inner),
+                None if reaches(self.fuser, operand, self.state, self.is_computed) => Own::Others,
+                None => Own::None,
+            });
+        }
+        own
+    }
+}
+
+/// Where the operand is read for a place of the result, if that can be said; `start` is where the operand begins in a concatenation.
+fn followed(graph: &Graph, op: &Op, offset: &[i64], (operand, result): (ValueId, ValueId), start: usize) -> Option<Vec<i64>> {
+    let place = |position: usize| i64::try_from(position).unwrap_or(i64::MAX);
+    let mut inner = offset.to_vec();
+    if let Op::Slice { starts, .. } = op {
+        inner.iter_mut().zip(starts).for_each(|(along, &start)| *along += place(start));
+    } else if let Op::Concat { axis } = op {
+        inner[*axis] -= place(start);
+    } else if op.class() != Class::Elementwise || graph.ty(operand).shape != graph.ty(result).shape {
+        return None;
+    }
+    Some(inner)
+}
+
+/// Whether computing `value` loads `state`.
+fn reaches(fuser: &Fuser<'_>, value: ValueId, state: ValueId, is_computed: &dyn Fn(ValueId) -> bool) -> bool {
+    let (mut open, mut seen) = (vec![value], IndexSet::new());
+    while let Some(value) = open.pop() {
+        if value == state {
+            return true;
+        }
+        if seen.insert(value) {
+            let operands = fuser.graph.def(value).present_operands();
+            open.extend(operands.filter(|&operand| operand == state || is_computed(operand)));
+        }
+    }
+    false
 }
 
 /// Groups in an order in which what they need comes before; ties in the order of creation.
@@ -420,7 +543,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => &rows.extra,
             ClusterKind::Cumsum(sum) => &sum.extra,
             ClusterKind::Scan(scan) => &scan.extra,
-            ClusterKind::Product(_) => &[],
+            ClusterKind::Product(_) | ClusterKind::Scatter(_) => &[],
         }
     }
 
@@ -443,6 +566,7 @@ impl Cluster {
             ClusterKind::Scan(scan) => roots.extend([scan.y, scan.s_last].iter().chain(&scan.rows)),
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
             ClusterKind::Cumsum(sum) => roots.push(sum.value),
+            ClusterKind::Scatter(scatter) => roots.push(scatter.value),
             ClusterKind::Elementwise(_) => {}
         }
         roots
@@ -552,6 +676,7 @@ pub fn describe(graph: &Graph, fusion: &Fusion) -> String {
             ClusterKind::Cumsum(_) => "cumsum",
             ClusterKind::Product(_) => "product",
             ClusterKind::Scan(_) => "scan",
+            ClusterKind::Scatter(_) => "scatter",
         };
         let list = |values: &[ValueId]| values.iter().map(|&value| format!("%{}", numbering.of(value))).collect::<Vec<_>>().join(" ");
         let inline = inline_values(graph, cluster, fusion).into_iter().filter(|value| !cluster.roots().contains(value)).collect::<Vec<_>>();

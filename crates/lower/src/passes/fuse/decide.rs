@@ -221,8 +221,10 @@ fn asked_by(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: Valu
         Class::Scan if is_step_scan(graph, user) || matches!(place, 0 | 5 | 6 | 7) => Asked::default(),
         Class::Scan => Asked::anchor(n.saturating_mul(3)),
         Class::Conv if place == 0 => Asked::anchor(n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64)),
-        Class::Conv | Class::Reduction | Class::Prefix => Asked::anchor(n),
+        Class::Conv | Class::Reduction | Class::Prefix | Class::ScanAdjoint => Asked::anchor(n),
         Class::Elementwise => by_results(),
+        // Each workgroup looks through all ids.
+        Class::Index if matches!(op, Op::ScatterAdd { .. }) => Asked::anchor(if place == 1 { n.saturating_mul(TILE) } else { n }),
         Class::Movement | Class::Index if matches!(op, Op::Reshape { .. }) => by_results(),
         Class::Movement | Class::Index => by_results().through(user),
     }

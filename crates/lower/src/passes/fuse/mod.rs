@@ -243,8 +243,9 @@ fn typical(graph: &Graph, dynamic: &DynamicAxes, value: ValueId) -> u64 {
 #[must_use]
 pub fn is_inline_op(op: &Op) -> bool {
     match op.class() {
-        Class::Elementwise | Class::Movement | Class::Index | Class::Conv => true,
-        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
+        Class::Elementwise | Class::Movement | Class::Conv => true,
+        Class::Index => !matches!(op, Op::ScatterAdd { .. }),
+        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan | Class::ScanAdjoint => false,
     }
 }
 
@@ -259,7 +260,7 @@ fn is_heavy(op: &Op) -> bool {
     match op.class() {
         Class::Elementwise => op.accuracy() != Accuracy::Exact && !matches!(op, Op::Add {} | Op::Sub {} | Op::Mul {}),
         Class::Index | Class::Conv => true,
-        Class::Movement | Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan => false,
+        Class::Movement | Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan | Class::ScanAdjoint => false,
     }
 }
 
