@@ -37,6 +37,16 @@ pub enum Error {
     /// A reference case cannot be run.
     #[error(transparent)]
     Case(#[from] CaseError),
+    /// A text cannot be trained on.
+    #[error(transparent)]
+    Data(#[from] crate::train::data::DataError),
+    /// A training run on disk cannot be used.
+    #[cfg(not(target_arch = "wasm32"))]
+    #[error(transparent)]
+    Store(#[from] crate::train::store::StoreError),
+    /// Adapters do not fit a model.
+    #[error(transparent)]
+    Adapter(#[from] crate::blocks::train::AdapterError),
     /// No profile has this name. The caller's fault.
     #[error("no target profile is called {name:?}\n  help: the profiles are {}", Target::PROFILES.join(", "))]
     UnknownProfile {
