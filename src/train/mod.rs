@@ -8,6 +8,8 @@ pub mod curve;
 pub mod data;
 pub mod ngram;
 #[cfg(not(target_arch = "wasm32"))]
+mod pixels;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod store;
 mod trainer;
 
