@@ -44,6 +44,24 @@ pub fn lm(config: &LmConfig, seed: u64) -> Result<IndexMap<String, TensorData>, 
     fill(&Scales::new(&config.sizes()?, config.n_layer), &config.parameters()?, seed)
 }
 
+/// Whose initial values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Those of the reference implementation.
+    Official,
+    /// The predecessor's: slow to train, kept for comparison.
+    Predecessor,
+}
+
+/// As [`lm`], with the values of `scheme` whatever the parameters are called.
+///
+/// # Errors
+/// Every inconsistency of the configuration.
+pub fn lm_as(config: &LmConfig, seed: u64, scheme: Scheme) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
+    let scales = Scales { is_predecessor: scheme == Scheme::Predecessor, ..Scales::new(&config.sizes()?, config.n_layer) };
+    fill(&scales, &config.parameters()?, seed)
+}
+
 fn fill(scales: &Scales, params: &[ParamInfo], seed: u64) -> Result<IndexMap<String, TensorData>, ConfigErrors> {
     let mut random = Random::new(seed);
     let mut tensors = IndexMap::with_capacity(params.len());

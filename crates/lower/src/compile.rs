@@ -7,7 +7,7 @@ use crate::error::LowerError;
 use crate::kernels::{elementwise, matmul, prefix, rows, scan, scan_step, scatter};
 use crate::memory::{self, MemoryOptions};
 use crate::passes::fuse::{self, Cluster, ClusterKind, Forbidden, FuseOptions, Fusion};
-use crate::passes::{canonicalize, fold_norm, prepare, recompute, schedule};
+use crate::passes::{canonicalize, expand, fold_norm, prepare, recompute, schedule};
 use crate::plan::{Plan, Recompute};
 use crate::plan_verify::verify_plan;
 use crate::step::{Step, Steps};
@@ -105,7 +105,8 @@ impl Compiler {
     /// [`LowerError`]: an invalid graph, a limit of the target, or a defect of ours that a check caught.
     pub fn compile(&mut self, graph: &Graph, options: &CompileOptions, sink: &mut dyn DumpSink) -> Result<Plan, LowerError> {
         let Some(budget) = options.memory_budget else { return self.compile_again(graph, options, &[], sink) };
-        let segments = recompute::segments(&if options.has(Pass::Canonicalize) { canonicalize::canonicalize(graph) } else { graph.clone() });
+        let expanded = expand::expand(graph)?.unwrap_or_else(|| graph.clone());
+        let segments = recompute::segments(&if options.has(Pass::Canonicalize) { canonicalize::canonicalize(&expanded) } else { expanded });
         let mut plan_of = |n: usize| self.compile_again(graph, options, &segments[..n], &mut NoDump);
         let slots = |plan: &Plan| plan.totals().slots_bytes;
         let (kept, least) = (plan_of(0)?, plan_of(segments.len())?);
@@ -179,6 +180,11 @@ fn graph_passes(
     verify::verify(graph).map_err(|errors| LowerError::Verify { pass: "input", errors })?;
     let mut stage = Stage { sink, number: 0, last: String::new() };
     stage.dump("input", graph)?;
+    let expanded = expand::expand(graph)?;
+    if let Some(expanded) = &expanded {
+        stage.dump("expand", expanded)?;
+    }
+    let graph = expanded.as_ref().unwrap_or(graph);
     let graph = if options.has(Pass::Canonicalize) { canonicalize::canonicalize(graph) } else { graph.clone() };
     stage.dump("canonicalize", &graph)?;
     let graph = if again.is_empty() { graph } else { recompute::recompute(&graph, again) };

@@ -1,6 +1,6 @@
 //! What can go wrong between a graph and its plan.
 
-use monopass_ir::error::{OpSite, VerifyErrors};
+use monopass_ir::error::{BuildErrors, OpSite, VerifyErrors};
 
 /// A graph that cannot be lowered to a target, or a mistake of ours that a check caught.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -37,6 +37,14 @@ pub enum LowerError {
         recomputed_bytes: u64,
         /// Segments that can be computed again.
         n_segments: usize,
+    },
+    /// What an op stands for is beyond what a graph holds, such as a value of too many elements. The caller's fault: its sizes.
+    #[error("{op} cannot be written out: {errors}\n  help: split the batch or the length into several runs")]
+    Expand {
+        /// Mnemonic of the op.
+        op: &'static str,
+        /// What does not fit.
+        errors: BuildErrors,
     },
     /// A generated kernel does not parse or validate. Our fault; carries the drawn report.
     #[error("kernel {label} is not valid WGSL; this is a defect of the compiler, please report it with the graph\n{report}")]

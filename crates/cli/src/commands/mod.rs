@@ -14,6 +14,7 @@ mod interp;
 mod opt;
 mod plan;
 mod run;
+mod train;
 mod verify;
 mod wgsl;
 
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Devices(devices::Args),
     /// Continue a prompt with a model
     Generate(generate::Args),
+    /// Train a language model on a text
+    Train(Box<train::Args>),
 }
 
 impl Command {
@@ -71,6 +74,7 @@ impl Command {
             Self::Inspect(args) => inspect::run(&args),
             Self::Devices(args) => devices::run(&args),
             Self::Generate(args) => generate::run(&args),
+            Self::Train(args) => train::run(&args),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Rebuilding a graph node by node, for passes that replace some of them.
 
 use crate::dynamic::DynamicAxes;
-use monopass_ir::graph::{Named, Node};
-use monopass_ir::{Graph, NodeId, Op, TensorType, ValueId};
+use monopass_ir::graph::{Named, Node, NodeKind};
+use monopass_ir::{Graph, NodeId, Op, TensorType, ValueId, compact};
 use slotmap::SecondaryMap;
 use std::sync::Arc;
 
@@ -75,6 +75,34 @@ impl<'a> Rewriter<'a> {
     /// As [`push`](Self::push), of an op with optional operands.
     pub(super) fn push_with(&mut self, op: Op, operands: Vec<Option<ValueId>>, near: &Node) -> Option<ValueId> {
         self.new.push_op(op, operands, Arc::clone(&near.scope), near.location).ok()?.first().copied()
+    }
+
+    /// Appends a graph in place of a node: its inputs, called by number, are the operands, and its outputs, called likewise, stand
+    /// for the results. What no output needs is left out.
+    pub(super) fn inline(&mut self, part: &Graph, operands: &[Option<ValueId>], near: &Node) {
+        let part = compact::compact(part);
+        let numbered = |name: &str| name.parse::<usize>().ok();
+        let mut map: SecondaryMap<ValueId, ValueId> = SecondaryMap::new();
+        for (_, node) in part.nodes() {
+            if let NodeKind::Input { name, .. } = &node.kind {
+                if let Some(operand) = numbered(name).and_then(|idx| operands.get(idx).copied().flatten()) {
+                    map.insert(node.results[0], operand);
+                }
+                continue;
+            }
+            let operands = node.operands.iter().map(|operand| operand.and_then(|value| map.get(value).copied())).collect();
+            let types = node.results.iter().map(|&result| part.ty(result).clone()).collect();
+            let results = self.new.push_unchecked(node.kind.clone(), operands, types, Arc::clone(&near.scope));
+            node.results.iter().zip(results).for_each(|(&old, new)| {
+                map.insert(old, new);
+            });
+        }
+        for output in &part.outputs {
+            let old = numbered(&output.name).and_then(|idx| near.results.get(idx).copied());
+            if let (Some(old), Some(&new)) = (old, map.get(output.value)) {
+                self.set(old, new);
+            }
+        }
     }
 
     /// The finished graph, with the old one's outputs and updates.

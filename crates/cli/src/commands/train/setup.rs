@@ -1,0 +1,190 @@
+//! From options to a model, its first parameters and a trainer.
+
+use super::{Args, Init, ScheduleName};
+use crate::files::MappedFiles;
+use crate::output::{bytes, counted, kernels_bar, note};
+use crate::report::{Failure, OrReport};
+use miette::Result;
+use monopass::blocks::checkpoint::load_with;
+use monopass::blocks::params::Role;
+use monopass::blocks::train::{AdamW, Adapter, Decay, DecayTo, Phase, Schedule, TrainStep, init_adapters};
+use monopass::blocks::{BlockConfig, LmConfig, TrainRows, Trainable, init};
+use monopass::engine::Engine;
+use monopass::train::data::{Corpus, IGNORE};
+use monopass::train::store::RunOptions;
+use monopass::train::{Trainer, TrainerOptions};
+use monopass::Tensors;
+use monopass::ir::Elements;
+use pollster::block_on;
+
+/// Width of the block unless the settings say otherwise.
+const DEFAULT_D_MODEL: usize = 128;
+/// Vocabulary of a model of bytes.
+const N_BYTES: usize = 256;
+
+/// What a run starts from.
+pub(super) struct Setup {
+    pub(super) config: LmConfig,
+    /// All parameters, and the adapters' factors.
+    pub(super) params: Tensors,
+    pub(super) adapters: Vec<Adapter>,
+    pub(super) schedule: Schedule,
+    pub(super) run: RunOptions,
+    /// Bytes of text a token stands for, on average.
+    pub(super) bytes_per_token: f64,
+    /// Bytes of the parameters.
+    pub(super) n_bytes: u64,
+    options: TrainerOptions,
+}
+
+impl Setup {
+    pub(super) fn new(args: &Args, corpus: &Corpus) -> Result<Self> {
+        let (config, mut params) = model(args)?;
+        let n_bytes = params.values().map(|tensor| tensor.ty().size_bytes()).sum();
+        if config.n_tokens() != N_BYTES {
+            let found = format!("the model has a vocabulary of {}, and texts are read as bytes", config.n_tokens());
+            return Err(Failure::new(found).help("start from a model of bytes, or from none").into());
+        }
+        let adapters = adapters(args, &config)?;
+        params.extend(init_adapters(&config, &adapters, args.seed).or_report()?);
+        let trainable = trainable(args, &config)?;
+        let adamw = AdamW { beta1: args.beta1, beta2: args.beta2, eps: 1e-8, weight_decay: args.weight_decay };
+        adamw.check().or_report()?;
+        let schedule = schedule(args)?;
+        let carry_states = args.windows == super::Windows::Carried;
+        let run = RunOptions {
+            model: format!("{config:?}"),
+            data: corpus.fingerprint(),
+            start: fingerprint(&params),
+            batch: args.batch,
+            len: args.len,
+            accumulate: args.accumulate,
+            order: args.windows.into(),
+            seed: args.seed,
+            trainable: format!("{} {adapters:?}", args.trainable),
+            optimizer: format!("{adamw:?} {schedule:?} clip {}", args.clip),
+        };
+        let step = TrainStep {
+            batch: args.batch,
+            len: args.len,
+            ignore: IGNORE,
+            carry_states,
+            trainable,
+            adapters: adapters.clone(),
+            adamw,
+            max_grad_norm: (args.clip > 0.0).then_some(args.clip),
+            block_rows: 0,
+            phase: Phase::Whole,
+        };
+        let options = TrainerOptions { step, accumulate: args.accumulate, compile: args.passes.options() };
+        Ok(Self { config, params, adapters, schedule, run, bytes_per_token: 1.0, n_bytes, options })
+    }
+
+    pub(super) fn trainer(&self, engine: &Engine) -> Result<Trainer> {
+        let (bar, progress) = kernels_bar();
+        let trainer = block_on(Trainer::new(engine, self.config.clone(), self.options.clone(), self.params.clone(), Some(&progress)));
+        bar.finish_and_clear();
+        trainer.or_report()
+    }
+
+    /// What a step is, in a few lines.
+    pub(super) fn described(&self, trainer: &Trainer, engine: &Engine) -> Result<String> {
+        let n_params: usize = self.params.values().map(|tensor| tensor.elements().len()).sum();
+        let model = format!("{} parameters in {} of {}", n_params, counted(self.config.n_layer as u64, "layer"), self.config.block.kind());
+        let Some(plan) = trainer.program().plan() else {
+            return Ok(format!("{model}; steps are interpreted on {}", engine.describe()));
+        };
+        let totals = plan.totals();
+        let mut text = format!(
+            "{model}\nstep: {} of {} in one submit; activations {} (at least {}), parameters and moments {}",
+            counted(plan.cmds.len() as u64, "dispatch"),
+            counted(plan.kernels.len() as u64, "kernel"),
+            bytes(totals.slots_bytes),
+            bytes(plan.live_bytes),
+            bytes(totals.states_bytes + totals.params_bytes),
+        );
+        if let Some(recompute) = &plan.recompute {
+            text += &format!(
+                "\ncomputed again: {} of {}; activations {} with none of them, {} with all",
+                recompute.segments.len(),
+                counted(recompute.n_segments as u64, "segment"),
+                bytes(recompute.kept_bytes),
+                bytes(recompute.recomputed_bytes)
+            );
+        }
+        Ok(text)
+    }
+}
+
+/// The model's configuration and first parameters.
+fn model(args: &Args) -> Result<(LmConfig, Tensors)> {
+    if let Some(path) = &args.model {
+        let checkpoint = load_with(&MappedFiles::open(path)?, &args.checkpoint.options()).or_report()?;
+        checkpoint.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
+        return Ok((checkpoint.config, checkpoint.params));
+    }
+    let block = BlockConfig::named(&args.block, DEFAULT_D_MODEL);
+    let mut block = block.ok_or_else(|| Failure::new(format!("no block is called {:?}", args.block)))?;
+    block.set(&args.config).or_report()?;
+    let config = LmConfig { tie_embeddings: !args.untied, ..LmConfig::new(block, args.layers, N_BYTES) };
+    config.sizes().or_report()?;
+    let scheme = match args.init {
+        Init::Official => init::Scheme::Official,
+        Init::Predecessor => init::Scheme::Predecessor,
+    };
+    let params = init::lm_as(&config, args.seed, scheme).or_report()?;
+    Ok((config, params))
+}
+
+fn trainable(args: &Args, config: &LmConfig) -> Result<Vec<TrainRows>> {
+    let mode = match args.trainable.as_str() {
+        // Adapters alone, unless more is asked for.
+        "all" if args.lora.is_some() => return Ok(Vec::new()),
+        "all" => Trainable::All,
+        "wsla" => Trainable::Wsla,
+        globs => Trainable::Names(globs.split(',').map(str::to_owned).collect()),
+    };
+    config.trainable(&mode).or_report()
+}
+
+/// Adapters of the linear maps whose weights match.
+fn adapters(args: &Args, config: &LmConfig) -> Result<Vec<Adapter>> {
+    let Some(globs) = &args.lora else { return Ok(Vec::new()) };
+    let names = config.trainable(&Trainable::Names(globs.split(',').map(str::to_owned).collect())).or_report()?;
+    let params = config.parameters().or_report()?;
+    let is_linear = |rows: &&TrainRows| {
+        let role = params.iter().find(|param| param.name == rows.name).map(|param| param.role);
+        matches!(role, Some(Role::InProj | Role::OutProj | Role::Head))
+    };
+    let adapter = |rows: &TrainRows| Adapter { weight: rows.name.clone(), rank: args.lora_rank, alpha: args.lora_alpha };
+    let adapters: Vec<Adapter> = names.iter().filter(is_linear).map(adapter).collect();
+    if adapters.is_empty() {
+        return Err(Failure::new(format!("--lora {globs}: no linear map's weight matches")).help("try '*in_proj*,*out_proj*'").into());
+    }
+    Ok(adapters)
+}
+
+fn schedule(args: &Args) -> Result<Schedule> {
+    let to = DecayTo { total_steps: args.steps.max(args.warmup.saturating_add(1)), fraction: args.min_lr };
+    let decay = match args.schedule {
+        ScheduleName::Constant => Decay::Constant,
+        ScheduleName::Linear => Decay::Linear(to),
+        ScheduleName::Cosine => Decay::Cosine(to),
+    };
+    let schedule = Schedule { peak_lr: args.lr, warmup_steps: args.warmup, decay };
+    schedule.check().or_report()?;
+    Ok(schedule)
+}
+
+/// A number that differs between parameters.
+fn fingerprint(params: &Tensors) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    for (name, tensor) in params {
+        name.bytes().for_each(&mut add);
+        if let Elements::F32(values) = tensor.elements() {
+            values.iter().flat_map(|value| value.to_le_bytes()).for_each(&mut add);
+        }
+    }
+    hash
+}
