@@ -68,11 +68,17 @@ const LICENCES: [&str; 13] = [
 ];
 
 /// Packages that are there in several versions, and why that cannot be helped.
-const DUPLICATES: [(&str, &str); 6] = [
-    ("bit-set", "naga and proptest differ"),
-    ("bit-vec", "naga and proptest differ"),
+const DUPLICATES: [(&str, &str); 12] = [
+    ("bit-set", "naga, proptest and the regular expressions of tokenizers differ"),
+    ("bit-vec", "naga, proptest and the regular expressions of tokenizers differ"),
     ("foldhash", "by way of hashbrown"),
+    ("getrandom", "tokenizers and proptest differ"),
     ("hashbrown", "petgraph, indexmap and wgpu's allocator differ"),
+    ("itertools", "criterion and tokenizers differ"),
+    ("miniz_oxide", "png differs from flate2, which it uses, and from backtrace"),
+    ("r-efi", "by way of getrandom"),
+    ("rand", "tokenizers and proptest differ"),
+    ("rand_core", "tokenizers and proptest differ"),
     ("syn", "derive macros differ"),
     ("unicode-width", "miette and indicatif differ"),
 ];

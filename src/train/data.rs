@@ -1,5 +1,6 @@
 //! Text as tokens, and the order in which training sees it.
 
+use super::hash::fnv1a;
 use super::trainer::Batch;
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,8 @@ pub const IGNORE: i32 = -100;
 pub struct Corpus {
     tokens: Vec<u32>,
     n_train: usize,
+    /// Bytes of text that the tokens that are trained on stand for.
+    training_bytes: usize,
     /// Bytes of text that the held-out tokens but the first stand for.
     held_out_bytes: usize,
 }
@@ -78,6 +81,7 @@ impl Corpus {
         Ok(Self {
             tokens: text.iter().map(|&byte| byte.into()).collect(),
             n_train: text.len() - n_held_out,
+            training_bytes: text.len() - n_held_out,
             held_out_bytes: n_held_out.saturating_sub(1),
         })
     }
@@ -91,8 +95,9 @@ impl Corpus {
             return Err(DataError::UnknownToken { token, vocab_size });
         }
         let n_train = tokens.len() - n_held_out(tokens.len(), held_out)?;
+        let training_bytes = n_bytes.iter().take(n_train).sum();
         let held_out_bytes = n_bytes.iter().skip(n_train + 1).sum();
-        Ok(Self { tokens, n_train, held_out_bytes })
+        Ok(Self { tokens, n_train, training_bytes, held_out_bytes })
     }
 
     /// What is trained on.
@@ -107,6 +112,12 @@ impl Corpus {
         &self.tokens[self.n_train..]
     }
 
+    /// Bytes of text that the tokens that are trained on stand for, from its beginning.
+    #[must_use]
+    pub const fn training_bytes(&self) -> usize {
+        self.training_bytes
+    }
+
     /// Bytes of text that the held-out tokens but the first, which nothing predicts, stand for.
     #[must_use]
     pub const fn held_out_bytes(&self) -> usize {
@@ -116,8 +127,7 @@ impl Corpus {
     /// A number that differs between texts.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
-        let bytes = self.tokens.iter().flat_map(|token| token.to_le_bytes());
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        fnv1a(self.tokens.iter().flat_map(|token| token.to_le_bytes()))
     }
 }
 

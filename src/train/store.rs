@@ -4,6 +4,7 @@
 //! only if the first is whole. The newest whole pair is where a run goes on from.
 
 use super::data::{Order, Position};
+use super::hash::fnv1a;
 use crate::error::Error;
 use monopass_blocks::cases::read_tensors;
 use monopass_blocks::checkpoint::write_tensors;
@@ -51,6 +52,8 @@ pub struct Saved {
     pub step: u64,
     /// Where the next batch comes from.
     pub position: Position,
+    /// Hash of the file of tensors.
+    tensors: u64,
     /// What the run was started with.
     pub options: RunOptions,
 }
@@ -88,6 +91,15 @@ pub enum StoreError {
         path: PathBuf,
         /// What is wrong.
         problem: String,
+    },
+    /// Tensors are not those that were saved.
+    #[error(
+        "{}: not what was saved; the file was cut off or changed\n  help: remove it and the .json file beside it to go on from the save before",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
     },
     /// The run was started with other options.
     #[error("{}: the run was started with {what} {saved}, not {given}\n  help: resume with the options that it was started with", path.display())]
@@ -135,8 +147,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`]; a tensor that the format cannot hold.
     pub fn save(&self, step: u64, position: Position, options: &RunOptions, state: &Tensors) -> Result<(), Error> {
-        let saved = Saved { version: VERSION, step, position, options: options.clone() };
         let tensors = write_tensors(&file_name(step, "safetensors"), state, None)?;
+        let saved = Saved { version: VERSION, step, position, tensors: fnv1a(tensors.iter().copied()), options: options.clone() };
         let text = serde_json::to_vec_pretty(&saved).map_err(|error| StoreError::Io { path: self.dir.clone(), source: error.into() })?;
         write_atomically(&self.path(step, "safetensors"), &tensors)?;
         write_atomically(&self.path(step, "json"), &text)?;
@@ -165,7 +177,11 @@ impl Store {
         }
         self.check(&saved.options, options)?;
         let path = self.path(step, "safetensors");
-        let tensors = read_tensors(&path.display().to_string(), &read(&path)?)?;
+        let bytes = read(&path)?;
+        if fnv1a(bytes.iter().copied()) != saved.tensors {
+            return Err(StoreError::Damaged { path }.into());
+        }
+        let tensors = read_tensors(&path.display().to_string(), &bytes)?;
         Ok((saved, tensors))
     }
 
@@ -229,7 +245,11 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         let mut file = fs::File::create(&beside)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&beside, path)
+        fs::rename(&beside, path)?;
+        // Names of two files reach the disk in the order in which they were given only if the directory is written between them.
+        #[cfg(unix)]
+        fs::File::open(path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new(".")))?.sync_all()?;
+        Ok(())
     };
     write().map_err(|source| {
         // What is half written is of no use; if it cannot be removed, the next save overwrites it.
@@ -305,7 +325,12 @@ mod tests {
         store.save(1, Position::default(), &options(), &state(1.0)).unwrap();
         let whole = fs::read(store.path(1, "safetensors")).unwrap();
         fs::write(store.path(1, "safetensors"), &whole[..whole.len() - 3]).unwrap();
-        assert!(store.load(&options()).is_err());
+        assert!(store.load(&options()).unwrap_err().to_string().contains("not what was saved"));
+        // One bit of an element, which every reader of tensors would take.
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        fs::write(store.path(1, "safetensors"), flipped).unwrap();
+        assert!(store.load(&options()).unwrap_err().to_string().contains("help: remove it"));
         fs::write(store.path(1, "json"), b"{").unwrap();
         assert!(store.load(&options()).unwrap_err().to_string().contains("not the description"));
         // A save that was cut off before its description is none.

@@ -18,6 +18,7 @@ use monopass::blocks::checkpoint::StorageType;
 use monopass::train::data::{Batches, Corpus, Order, Position, held_out_batches};
 use monopass::train::ngram::ByteModel;
 use monopass::train::store::Store;
+use monopass::train::tokenizer::{Encoded, Tokenizer};
 use monopass::train::{Batch, Evaluation, PendingStep, StepOutcome, Trainer};
 use pollster::block_on;
 use progress::Log;
@@ -28,11 +29,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Vocabulary of a model of bytes.
+const N_BYTES: usize = 256;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Text to train on
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
+    /// Read the text in tokens of this tokenizer.json, and not in bytes
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
     /// Directory of the run: the model, its saves, the loss curve
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -170,8 +177,8 @@ impl From<Windows> for Order {
 
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let text = files::bytes(&args.data).map_err(|error| io_failure(&args.data, &error))?;
-    let corpus = Corpus::of_bytes(&text, args.held_out).or_report()?;
-    let setup = Setup::new(args, &corpus)?;
+    let (corpus, vocab_size) = corpus(args, &text)?;
+    let setup = Setup::new(args, &corpus, vocab_size)?;
     // What the text is too short for is found before anything is compiled or written.
     let mut batches = Batches::new(&corpus, args.windows.into(), [args.batch, args.len], args.seed, Position::default()).or_report()?;
     let held_out = if args.held_out > 0.0 { held_out_batches(&corpus, [args.batch, args.len]).or_report()? } else { Vec::new() };
@@ -193,6 +200,20 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let mut run = Run { args, setup: &setup, trainer, batches, held_out: &held_out, store, log, flying: VecDeque::new(), stop: interrupted()? };
     let done = run.steps()?;
     run.finish(&corpus, &text, done)
+}
+
+/// The text as tokens, and how many different ones there are.
+fn corpus(args: &Args, text: &[u8]) -> Result<(Corpus, usize)> {
+    let Some(path) = &args.tokenizer else { return Ok((Corpus::of_bytes(text, args.held_out).or_report()?, N_BYTES)) };
+    let words = std::str::from_utf8(text).map_err(|error| {
+        let what = format!("{}: not text in UTF-8 from byte {} on", args.data.display(), error.valid_up_to());
+        Failure::new(what).help("leave --tokenizer out to train on bytes, or convert the text")
+    })?;
+    let json = files::bytes(path).map_err(|error| io_failure(path, &error))?;
+    let tokenizer = Tokenizer::from_json(&path.display().to_string(), &json).or_report()?;
+    let Encoded { tokens, n_bytes } = tokenizer.encode(words).or_report()?;
+    let corpus = Corpus::of_tokens(tokens, &n_bytes, tokenizer.vocab_size(), args.held_out).or_report()?;
+    Ok((corpus, tokenizer.vocab_size()))
 }
 
 /// Becomes true when the person at the terminal wants to stop.
@@ -310,7 +331,7 @@ impl Run<'_> {
     }
 
     fn report(&self, corpus: &Corpus, text: &[u8], evaluation: Option<&Evaluation>) -> Result<()> {
-        let n_train = corpus.training().len();
+        let n_train = corpus.training_bytes();
         // The yardstick sees the same bytes: it is counted on the training part.
         let baseline = evaluation.map(|_| ByteModel::of(&text[..n_train]).bits_per_byte(&text[n_train..]));
         let bits = evaluation.map(|evaluation| evaluation.bits_per_byte(self.setup.bytes_per_token * evaluation.rows));

@@ -14,14 +14,14 @@ use std::time::Instant;
 
 /// Name of the log in a run's directory.
 const LOG_FILE: &str = "curve.jsonl";
-/// Name of the picture.
-const PICTURE_FILE: &str = "curve.svg";
+/// Names of the picture, in both forms.
+const PICTURE_FILES: [&str; 2] = ["curve.svg", "curve.png"];
 
 pub(super) struct Log {
     bar: ProgressBar,
     entries: Vec<Entry>,
     path: PathBuf,
-    picture: PathBuf,
+    pictures: [PathBuf; 2],
     title: String,
     is_json: bool,
     /// Of the batches of the step under way: loss times rows, rows, tokens.
@@ -45,7 +45,7 @@ impl Log {
             bar,
             entries,
             path,
-            picture: args.out.join(PICTURE_FILE),
+            pictures: PICTURE_FILES.map(|name| args.out.join(name)),
             title: format!("{} on {}", args.block, args.data.file_name().unwrap_or_default().to_string_lossy()),
             is_json: args.json,
             loss_sum: 0.0,
@@ -110,8 +110,10 @@ impl Log {
 
     /// Writes the picture.
     pub(super) fn draw(&mut self) -> Result<()> {
-        let picture = curve::svg(&self.title, &self.entries).map_err(|problem| Failure::new(format!("the loss curve cannot be drawn: {problem}")))?;
-        write_atomically(&self.picture, picture.as_bytes()).or_report()?;
+        let not_drawn = |problem: String| Failure::new(format!("the loss curve cannot be drawn: {problem}"));
+        let [svg, png] = &self.pictures;
+        write_atomically(svg, curve::svg(&self.title, &self.entries).map_err(not_drawn)?.as_bytes()).or_report()?;
+        write_atomically(png, &curve::png(&self.title, &self.entries).map_err(not_drawn)?).or_report()?;
         self.last = Instant::now();
         Ok(())
     }

@@ -11,16 +11,14 @@ use monopass::blocks::train::{AdamW, Adapter, Decay, DecayTo, Phase, Schedule, T
 use monopass::blocks::{BlockConfig, LmConfig, TrainRows, Trainable, init};
 use monopass::engine::Engine;
 use monopass::train::data::{Corpus, IGNORE};
+use monopass::train::hash::fnv1a;
 use monopass::train::store::RunOptions;
 use monopass::train::{Trainer, TrainerOptions};
-use monopass::Tensors;
-use monopass::ir::Elements;
+use monopass::{TensorData, Tensors};
 use pollster::block_on;
 
 /// Width of the block unless the settings say otherwise.
 const DEFAULT_D_MODEL: usize = 128;
-/// Vocabulary of a model of bytes.
-const N_BYTES: usize = 256;
 
 /// What a run starts from.
 pub(super) struct Setup {
@@ -38,13 +36,10 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    pub(super) fn new(args: &Args, corpus: &Corpus) -> Result<Self> {
-        let (config, mut params) = model(args)?;
+    pub(super) fn new(args: &Args, corpus: &Corpus, vocab_size: usize) -> Result<Self> {
+        let (config, mut params) = model(args, vocab_size)?;
         let n_bytes = params.values().map(|tensor| tensor.ty().size_bytes()).sum();
-        if config.n_tokens() != N_BYTES {
-            let found = format!("the model has a vocabulary of {}, and texts are read as bytes", config.n_tokens());
-            return Err(Failure::new(found).help("start from a model of bytes, or from none").into());
-        }
+        check_vocab(args, config.n_tokens(), vocab_size)?;
         let adapters = adapters(args, &config)?;
         params.extend(init_adapters(&config, &adapters, args.seed).or_report()?);
         let trainable = trainable(args, &config)?;
@@ -77,7 +72,7 @@ impl Setup {
             phase: Phase::Whole,
         };
         let options = TrainerOptions { step, accumulate: args.accumulate, compile: args.passes.options() };
-        Ok(Self { config, params, adapters, schedule, run, bytes_per_token: 1.0, n_bytes, options })
+        Ok(Self { config, params, adapters, schedule, run, bytes_per_token: bytes_per_token(corpus), n_bytes, options })
     }
 
     pub(super) fn trainer(&self, engine: &Engine) -> Result<Trainer> {
@@ -116,8 +111,29 @@ impl Setup {
     }
 }
 
+/// Tokens of a tokenizer may be fewer than those of the model, as models fill their vocabularies up; bytes are tokens of no other model.
+fn check_vocab(args: &Args, n_tokens: usize, vocab_size: usize) -> Result<()> {
+    if args.tokenizer.is_some() && n_tokens < vocab_size {
+        let found = format!("the model has a vocabulary of {n_tokens}, and the tokenizer one of {vocab_size}");
+        return Err(Failure::new(found).help("give the tokenizer.json that stands beside the model").into());
+    }
+    if args.tokenizer.is_none() && n_tokens != vocab_size {
+        let found = format!("the model has a vocabulary of {n_tokens}, and texts are read as bytes");
+        return Err(Failure::new(found).help("give its tokenizer.json with --tokenizer, or start from a model of bytes").into());
+    }
+    Ok(())
+}
+
+/// Bytes of held-out text that a token stands for, on average; 1 where nothing is held out.
+fn bytes_per_token(corpus: &Corpus) -> f64 {
+    let n_targets = corpus.held_out().len().saturating_sub(1);
+    #[expect(clippy::cast_precision_loss, reason = "texts of less than 2^53 bytes")]
+    let [n_bytes, n_tokens] = [corpus.held_out_bytes(), n_targets].map(|n| n as f64);
+    if n_targets > 0 { n_bytes / n_tokens } else { 1.0 }
+}
+
 /// The model's configuration and first parameters.
-fn model(args: &Args) -> Result<(LmConfig, Tensors)> {
+fn model(args: &Args, vocab_size: usize) -> Result<(LmConfig, Tensors)> {
     if let Some(path) = &args.model {
         let checkpoint = load_with(&MappedFiles::open(path)?, &args.checkpoint.options()).or_report()?;
         checkpoint.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
@@ -126,7 +142,7 @@ fn model(args: &Args) -> Result<(LmConfig, Tensors)> {
     let block = BlockConfig::named(&args.block, DEFAULT_D_MODEL);
     let mut block = block.ok_or_else(|| Failure::new(format!("no block is called {:?}", args.block)))?;
     block.set(&args.config).or_report()?;
-    let config = LmConfig { tie_embeddings: !args.untied, ..LmConfig::new(block, args.layers, N_BYTES) };
+    let config = LmConfig { tie_embeddings: !args.untied, ..LmConfig::new(block, args.layers, vocab_size) };
     config.sizes().or_report()?;
     let scheme = match args.init {
         Init::Official => init::Scheme::Official,
@@ -178,13 +194,9 @@ fn schedule(args: &Args) -> Result<Schedule> {
 
 /// A number that differs between parameters.
 fn fingerprint(params: &Tensors) -> u64 {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    for (name, tensor) in params {
-        name.bytes().for_each(&mut add);
-        if let Elements::F32(values) = tensor.elements() {
-            values.iter().flat_map(|value| value.to_le_bytes()).for_each(&mut add);
-        }
-    }
-    hash
+    let bytes = |(name, tensor): (&String, &TensorData)| {
+        let values = tensor.to_f32_vec().into_iter().flat_map(f32::to_le_bytes);
+        name.clone().into_bytes().into_iter().chain(values)
+    };
+    fnv1a(params.iter().flat_map(bytes))
 }

@@ -1,0 +1,142 @@
+//! Text as tokens of a vocabulary, by the `tokenizer.json` that models on Hugging Face come with.
+
+use std::error::Error;
+use tokenizers::Tokenizer as Library;
+
+/// A tokenizer that cannot be used. The fault of its file, or of a text that it does not take.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The file is no tokenizer.
+    #[error("{file}: not a tokenizer\n  help: give the tokenizer.json that stands beside the model; other formats have to be converted to it")]
+    File {
+        /// The file.
+        file: String,
+        /// What the library says.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A text cannot be taken apart.
+    #[error("{file}: the tokenizer cannot take the text apart\n  help: give a tokenizer with a token for what is unknown, or train on bytes")]
+    Encode {
+        /// The tokenizer's file.
+        file: String,
+        /// What the library says.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+/// A vocabulary and how a text is taken apart into it.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    file: String,
+    library: Library,
+}
+
+/// A text in tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// Numbers of the tokens, in order.
+    pub tokens: Vec<u32>,
+    /// Bytes of the text that each stands for, those that it leaves out before the token included; together all of the text.
+    pub n_bytes: Vec<usize>,
+}
+
+impl Tokenizer {
+    /// The tokenizer in the bytes of a `tokenizer.json`; `file` is its name for messages.
+    ///
+    /// # Errors
+    /// [`TokenizerError::File`].
+    pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let named = |source| TokenizerError::File { file: file.to_owned(), source };
+        let mut library = Library::from_bytes(bytes).map_err(named)?;
+        // A file may say that texts are cut to what a model was trained with, or filled up.
+        library.with_truncation(None).map_err(named)?;
+        library.with_padding(None);
+        Ok(Self { file: file.to_owned(), library })
+    }
+
+    /// One more than the largest number of a token.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.library.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
+    }
+
+    /// The whole text, without tokens that mark its ends.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
+        let encoding = self.library.encode(text, false).map_err(|source| TokenizerError::Encode { file: self.file.clone(), source })?;
+        let mut done = 0;
+        let mut n_bytes: Vec<usize> = Vec::with_capacity(encoding.len());
+        for &(_, end) in encoding.get_offsets() {
+            // Tokens for parts of one letter all end where the letter does: the first of them stands for it.
+            n_bytes.push(end.saturating_sub(done));
+            done = done.max(end);
+        }
+        if let Some(last) = n_bytes.last_mut() {
+            *last += text.len().saturating_sub(done);
+        }
+        Ok(Encoded { tokens: encoding.get_ids().to_vec(), n_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::data::{Corpus, DataError};
+
+    /// Words apart at white space, which is left out; texts longer than four tokens would be cut.
+    const WORDS: &str = r#"{"version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 3, "pad_type_id": 0,
+            "pad_token": "?"},
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"the": 0, "cat": 1, "é": 2, "?": 7}, "unk_token": "?"}}"#;
+
+    /// Bytes as letters, with one pair that is joined.
+    const BYTES: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "vocab": {"t": 0, "h": 1, "Ġ": 2, "Ã": 3, "©": 4, "th": 5}, "merges": ["t h"]}}"#;
+
+    #[test]
+    fn every_byte_of_the_text_belongs_to_a_token() {
+        let words = Tokenizer::from_json("w", WORDS.as_bytes()).unwrap();
+        let text = " the cat\n é dog the  ";
+        let encoded = words.encode(text).unwrap();
+        assert_eq!(encoded.tokens, [0, 1, 2, 7, 0]);
+        assert_eq!((encoded.n_bytes.iter().sum::<usize>(), encoded.n_bytes[1], encoded.n_bytes[4]), (text.len(), 4, 6));
+        assert_eq!(words.vocab_size(), 8);
+        assert_eq!(words.encode("").unwrap(), Encoded::default());
+        let bytes = Tokenizer::from_json("b", BYTES.as_bytes()).unwrap();
+        let encoded = bytes.encode("th té").unwrap();
+        assert_eq!(encoded.tokens, [5, 2, 0, 3, 4]);
+        assert_eq!((encoded.n_bytes[0], encoded.n_bytes.iter().sum::<usize>()), (2, 6));
+    }
+
+    #[test]
+    fn a_corpus_of_tokens_counts_the_bytes_they_stand_for() {
+        let words = Tokenizer::from_json("w", WORDS.as_bytes()).unwrap();
+        let text = "the cat ".repeat(10);
+        let Encoded { tokens, n_bytes } = words.encode(&text).unwrap();
+        let corpus = Corpus::of_tokens(tokens.clone(), &n_bytes, 8, 0.25).unwrap();
+        assert_eq!((corpus.training().len(), corpus.held_out().len()), (15, 5));
+        // "the" without the space before it and the last space, and what stands before the last tokens.
+        assert_eq!((corpus.held_out_bytes(), corpus.training_bytes()), (17, 59));
+        assert_eq!(Corpus::of_tokens(tokens, &n_bytes, 1, 0.25), Err(DataError::UnknownToken { token: 1, vocab_size: 1 }));
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_refused() {
+        for text in ["", "{}", "[1", &WORDS.replace("WordLevel", "Words")] {
+            let error = Tokenizer::from_json("tokenizer.json", text.as_bytes()).unwrap_err();
+            assert!(error.to_string().starts_with("tokenizer.json: not a tokenizer\n  help: "), "{error}");
+            assert!(error.source().is_some());
+        }
+        // A vocabulary without a token for what is unknown.
+        let strict = Tokenizer::from_json("t", WORDS.replace(r#""unk_token": "?""#, r#""unk_token": "x""#).as_bytes()).unwrap();
+        assert!(strict.encode("the").is_ok() && matches!(strict.encode("dog"), Err(TokenizerError::Encode { .. })));
+    }
+}
