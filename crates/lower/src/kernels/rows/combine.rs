@@ -144,8 +144,8 @@ impl Sheet {
     }
 
     /// Opens the block in which an invocation has the totals of a row, the rows being those from `first` that are below
-    /// `n_rows`. Invocation `i` has brought its share of the `i % (rows / rows_each)`-th row, or four rows. Stands in uniform
-    /// flow.
+    /// `n_rows`; `first` is `0u` where there are no others. Invocation `i` has brought its share of the row that is
+    /// `i % (rows / rows_each)` behind the first, or of four rows. Stands in uniform flow.
     pub(super) fn open_totals(self, kb: &mut KernelBuilder<'_>, accumulators: &[Accumulator], first: &str, n_rows: u64) -> Totals {
         let size = self.lanes * self.rows;
         let mut shares = self.arrays(kb, accumulators, size, "shared");
@@ -171,8 +171,12 @@ impl Sheet {
             kb.line("workgroupBarrier();");
             (shares, n_shares) = (few, fan);
         }
-        let row = kb.bind(if first == "0u" { "lid".to_owned() } else { format!("{first} + lid") });
-        kb.open(format!("if (lid < {}u && {row} < {n_rows}u)", self.rows));
+        let row = if first == "0u" { "lid".to_owned() } else { kb.bind(format!("{first} + lid")) };
+        if first == "0u" {
+            kb.open(format!("if (lid < {}u)", n_rows.min(u64::from(self.rows))));
+        } else {
+            kb.open(format!("if (lid < {}u && {row} < {n_rows}u)", self.rows));
+        }
         let total = |(shared, accumulator): (&String, &Accumulator)| {
             let total = kb.fresh("r");
             kb.line(format!("let {total} = {};", in_steps(accumulator.partial.kind, shared, n_shares, self.rows)));

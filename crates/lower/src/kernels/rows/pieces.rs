@@ -29,8 +29,12 @@ const MOST_PIECES: u64 = 4096;
 const THREADS: u32 = 256;
 /// Least invocations of a workgroup that combines pieces.
 const LEAST_THREADS: u32 = 64;
-/// Rows side by side in a workgroup that combines pieces.
+/// Most rows side by side in a workgroup that combines pieces.
 const COMBINED_ROWS: u32 = 32;
+/// Rows side by side that still read whole sectors of memory.
+const LEAST_COMBINED_ROWS: u32 = 8;
+/// Pieces an invocation that combines them, where rows can be spread over more workgroups for that.
+const COMBINED_TRIPS: u64 = 4;
 
 /// A cluster whose rows are cut into pieces, or are whole but read a line at a time.
 pub(super) struct Pieces<'a> {
@@ -77,18 +81,14 @@ impl<'a> Pieces<'a> {
         if n_columns <= SHORT_ROW || n_rows.saturating_mul(n_columns) < LEAST_ELEMS || !fits(1) {
             return None;
         }
-        let are_single = rows.outputs.iter().all(|&out| {
-            let is_baked = kb.sizes(out).iter().all(|size| matches!(size, Num::Static(_)));
-            is_baked && !layout.is_full(&kb, rows.domain, out)
-        });
         let unit = u64::from(layout.lanes) * layout.columns_each();
         let trips = trips(n_columns, n_groups, unit);
         let span = trips * unit;
         let n_pieces = n_columns.div_ceil(span);
-        if !are_single || n_pieces == 1 && !layout.side_by_side {
+        if !are_single(&mut kb, rows, &layout) || n_pieces == 1 && !layout.side_by_side {
             return None;
         }
-        layout.unrolled = (n_columns % span == 0 && trips <= MAX_UNROLLED).then_some(trips);
+        layout.unrolled = (n_columns.is_multiple_of(span) && trips <= MAX_UNROLLED).then_some(trips);
         Some(Self { ctx, rows, inline, reductions: reductions.clone(), layout, dtype, n_rows, n_columns, n_groups, n_pieces, span })
     }
 
@@ -144,8 +144,9 @@ impl<'a> Pieces<'a> {
         kb.finish(Finish {
             label: format!("rows {{lanes = {lanes}, rows = {rows}, pieces = {n_pieces}}}"),
             comment: format!(
-                "A workgroup reduces {} columns of {rows} neighboring rows; {lanes} invocations take one, or {} at once.",
-                self.span, sheet.rows_each
+                "A workgroup reduces {} columns of {rows} neighboring rows, {lanes} invocations a row{}.",
+                self.span,
+                if sheet.rows_each == 1 { "" } else { ", which take four rows at once" }
             ),
             workgroup_size: sheet.threads(),
             n_workgroups: n_workgroups + n_extra,
@@ -159,7 +160,11 @@ impl<'a> Pieces<'a> {
     fn place(&self, kb: &mut KernelBuilder<'_>) -> (Row, String, String) {
         let (n_groups, rows, each) = (self.n_groups, self.layout.rows, self.layout.rows_each);
         let across = rows / each;
-        let piece = if self.n_pieces == 1 { "0u".to_owned() } else { kb.bind(format!("wg / {n_groups}u")) };
+        let piece = match (self.n_pieces, n_groups) {
+            (1, _) => "0u".to_owned(),
+            (_, 1) => "wg".to_owned(),
+            _ => kb.bind(format!("wg / {n_groups}u")),
+        };
         let group = if n_groups == 1 { "0u".to_owned() } else { kb.bind(format!("wg % {n_groups}u")) };
         let (place, lane) = if across == 1 {
             ("0u".to_owned(), "lid".to_owned())
@@ -169,7 +174,9 @@ impl<'a> Pieces<'a> {
         let first = if n_groups == 1 { group } else { kb.bind(format!("{group} * {rows}u")) };
         // Rows over the end repeat the last ones, so that all invocations meet at the barriers.
         let last = self.n_rows - u64::from(each);
-        let position = if last == 0 { "0u".to_owned() } else { kb.bind(format!("min({first} + {place} * {each}u, {last}u)")) };
+        let own = if each == 1 { place.clone() } else { format!("{place} * {each}u") };
+        let own = if first == "0u" { own } else { format!("{first} + {own}") };
+        let position = if last == 0 { "0u".to_owned() } else { kb.bind(format!("min({own}, {last}u)")) };
         let parts = self.layout.row_parts(kb, &position);
         let span = (self.n_pieces > 1).then(|| {
             let begin = kb.bind(format!("{piece} * {}u", self.span));
@@ -211,7 +218,7 @@ impl<'a> Pieces<'a> {
             comment: format!("A workgroup combines the pieces of {rows} neighboring rows, {} invocations a row.", sheet.lanes),
             workgroup_size: sheet.threads(),
             n_workgroups: n_groups,
-            loop_trips: self.n_pieces.div_ceil(u64::from(sheet.lanes)),
+            loop_trips: self.combining_trips(sheet.lanes),
             flops: self.n_rows.saturating_mul(n_partials.saturating_add(self.rows.outputs.len() as u64)),
             computes: self.rows.outputs.clone(),
         })
@@ -220,16 +227,56 @@ impl<'a> Pieces<'a> {
     fn combining_sheet(&self) -> Sheet {
         let most = self.layout.lanes * (self.layout.rows / self.layout.rows_each);
         let fitting = |n: u64, most: u32| u32::try_from(n).unwrap_or(most).clamp(1, most).next_power_of_two().min(most);
-        let rows = fitting(self.n_rows, COMBINED_ROWS.min(most));
+        // Where pieces are many, a workgroup has more invocations for each of fewer rows.
+        let lanes = fitting(self.n_pieces.div_ceil(COMBINED_TRIPS), (most / LEAST_COMBINED_ROWS).max(1));
+        let rows = fitting(self.n_rows, COMBINED_ROWS.min(most / lanes));
         let lanes = fitting(self.n_pieces, most / rows).max((LEAST_THREADS.min(most) / rows).max(1));
         Sheet { lanes, rows, rows_each: 1 }
+    }
+
+    /// Trips over the pieces that are not unrolled.
+    fn combining_trips(&self, lanes: u32) -> u64 {
+        let trips = self.n_pieces.div_ceil(u64::from(lanes));
+        if trips <= MAX_UNROLLED { 0 } else { trips }
     }
 
     /// Each invocation's share of the pieces of its row.
     fn accumulate_pieces(&self, kb: &mut KernelBuilder<'_>, temp: StepValue, lane: &str, row: &str, lanes: u32) -> Vec<Accumulator> {
         let name = kb.read(temp, self.dtype, false);
         let accumulators: Vec<Accumulator> = self.reductions.iter().map(|&reduction| Accumulator::new(kb, reduction)).collect();
-        for (idx, Accumulator { partial, .. }) in (0..).zip(&accumulators) {
+        self.start_pieces(kb, &accumulators, &name, lane, row);
+        let add = |kb: &mut KernelBuilder<'_>, piece: &str| {
+            for (idx, Accumulator { partial, .. }) in (0..).zip(&accumulators) {
+                let x = format!("ld_{name}({})", self.place_of_partial(idx, piece, row));
+                kb.line(partial.adding(&x));
+            }
+        };
+        let n = self.n_pieces;
+        if self.combining_trips(lanes) > 0 {
+            let piece = kb.fresh("p");
+            kb.open(format!("for (var {piece} = {lane}; {piece} < {n}u; {piece} += {lanes}u)"));
+            add(kb, &piece);
+            kb.close();
+            return accumulators;
+        }
+        for trip in 0..n.div_ceil(u64::from(lanes)) {
+            let first = trip * u64::from(lanes);
+            let piece = kb.bind(if first == 0 { lane.to_owned() } else { format!("{lane} + {first}u") });
+            let is_ragged = first + u64::from(lanes) > n;
+            if is_ragged {
+                kb.open(format!("if ({piece} < {n}u)"));
+            }
+            add(kb, &piece);
+            if is_ragged {
+                kb.close();
+            }
+        }
+        accumulators
+    }
+
+    /// Starts an invocation's shares of the pieces of its row.
+    fn start_pieces(&self, kb: &mut KernelBuilder<'_>, accumulators: &[Accumulator], name: &str, lane: &str, row: &str) {
+        for (idx, Accumulator { partial, .. }) in (0..).zip(accumulators) {
             let Partial { kind, ty, value, .. } = partial;
             if *kind == Kind::Max {
                 // As over columns: counting an element twice changes no maximum.
@@ -239,15 +286,15 @@ impl<'a> Pieces<'a> {
                 kb.line(format!("var {value}: {ty};"));
             }
         }
-        let piece = kb.fresh("p");
-        kb.open(format!("for (var {piece} = {lane}; {piece} < {}u; {piece} += {lanes}u)", self.n_pieces));
-        for (idx, Accumulator { partial, .. }) in (0..).zip(&accumulators) {
-            let x = format!("ld_{name}({})", self.place_of_partial(idx, &piece, row));
-            kb.line(partial.adding(&x));
-        }
-        kb.close();
-        accumulators
     }
+}
+
+/// Whether the outputs have one element a row, in every run.
+fn are_single(kb: &mut KernelBuilder<'_>, rows: &Rows, layout: &Layout) -> bool {
+    rows.outputs.iter().all(|&out| {
+        let is_baked = kb.sizes(out).iter().all(|size| matches!(size, Num::Static(_)));
+        is_baked && !layout.is_full(kb, rows.domain, out)
+    })
 }
 
 /// Trips of a workgroup over columns, `unit` of them at a time. Pieces that divide the row need no test at their end, so a
@@ -259,7 +306,7 @@ fn trips(n_columns: u64, n_groups: u64, unit: u64) -> u64 {
     }
     let wanted_pieces = if n_groups < ENOUGH_WORKGROUPS { WANTED_WORKGROUPS.div_ceil(n_groups.max(1)) } else { 1 };
     let wanted = (whole / wanted_pieces).clamp(1, MAX_UNROLLED);
-    let exact = (wanted.div_ceil(2)..=wanted).rev().find(|trips| n_columns % (trips * unit) == 0);
+    let exact = (wanted.div_ceil(2)..=wanted).rev().find(|trips| n_columns.is_multiple_of(trips * unit));
     exact.unwrap_or(wanted).max(whole.div_ceil(MOST_PIECES))
 }
 
