@@ -22,7 +22,9 @@ pub struct Corpus {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataError {
     /// Too few tokens.
-    #[error("the {part} part of the text has {found} tokens, and a batch of {batch} sequences of {len} needs {needed}\n  help: give more text, or a smaller batch or shorter sequences")]
+    #[error(
+        "the {part} part of the text has {found} tokens, and a batch of {batch} sequences of {len} needs {needed}\n  help: give more text, or a smaller batch or shorter sequences"
+    )]
     TooShort {
         /// `training` or `held-out`.
         part: &'static str,
@@ -135,7 +137,12 @@ fn n_held_out(n: usize, fraction: f64) -> Result<usize, DataError> {
     if !(0.0..1.0).contains(&fraction) {
         return Err(DataError::BadFraction { fraction });
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share of a count of tokens")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of a count of tokens"
+    )]
     Ok((n as f64 * fraction).round() as usize)
 }
 
@@ -300,7 +307,8 @@ mod tests {
         let mut batches = Batches::new(&corpus, Order::Shuffled, [2, 9], 5, Position::default()).unwrap();
         let pass = |batches: &mut Batches<'_>| {
             let n = batches.per_epoch();
-            let mut starts: Vec<u32> = (0..n).flat_map(|_| batches.next_batch().0.ids.chunks(9).map(|row| row[0]).collect::<Vec<_>>()).collect();
+            let mut starts: Vec<u32> =
+                (0..n).flat_map(|_| batches.next_batch().0.ids.chunks(9).map(|row| row[0]).collect::<Vec<_>>()).collect();
             let drawn = starts.clone();
             starts.sort_unstable();
             assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 9));

@@ -162,8 +162,7 @@ impl Trainer {
         }
         let [first, second] = self.options.step.adamw.bias_corrections(u32::try_from(self.n_steps + 1).unwrap_or(u32::MAX));
         let [lr, first, second] = [lr, first, second].map(scalar);
-        let inputs =
-            [("ids", &ids), ("target", &targets), ("lr", &lr), ("bias_correction1", &first), ("bias_correction2", &second)];
+        let inputs = [("ids", &ids), ("target", &targets), ("lr", &lr), ("bias_correction1", &first), ("bias_correction2", &second)];
         let pending = self.last.submit(&mut self.session, &inputs)?;
         self.n_steps += 1;
         self.n_batches = 0;
@@ -264,7 +263,9 @@ impl Trainer {
     /// Names of the carried states after a prefix.
     fn carried(&self, prefix: &str) -> Vec<String> {
         let infos = self.config.sizes().map(|sizes| sizes.states()).unwrap_or_default();
-        (0..self.config.n_layer).flat_map(|layer| infos.iter().map(move |info| format!("{prefix}{}{}", names::state_prefix(layer), info.name))).collect()
+        (0..self.config.n_layer)
+            .flat_map(|layer| infos.iter().map(move |info| format!("{prefix}{}{}", names::state_prefix(layer), info.name)))
+            .collect()
     }
 
     fn zero(&mut self, names: &[String]) -> Result<(), Error> {

@@ -3,12 +3,12 @@
 use super::Args;
 use super::setup::Setup;
 use crate::report::OrReport;
+use indexmap::IndexMap;
 use miette::Result;
 use monopass::Tensors;
 use monopass::blocks::checkpoint::{CheckpointError, SaveOptions, WEIGHTS_FILE, save_with, write_tensors};
 use monopass::blocks::train::merge_adapters;
 use monopass::train::store::write_atomically;
-use indexmap::IndexMap;
 
 /// Writes the parameters as they are now, adapters merged. Blocks whose options no layout of checkpoints can state are written as a file of
 /// tensors alone.

@@ -197,7 +197,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     note(&format!("on {}", engine.describe()));
     note(&setup.described(&trainer, &engine)?);
     let log = Log::open(args, start)?;
-    let mut run = Run { args, setup: &setup, trainer, batches, held_out: &held_out, store, log, flying: VecDeque::new(), stop: interrupted()? };
+    let mut run =
+        Run { args, setup: &setup, trainer, batches, held_out: &held_out, store, log, flying: VecDeque::new(), stop: interrupted()? };
     let done = run.steps()?;
     run.finish(&corpus, &text, done)
 }
@@ -291,8 +292,11 @@ impl Run<'_> {
         let Some((pending, lr)) = self.flying.pop_front() else { return Ok(()) };
         let outcome: StepOutcome = block_on(pending.wait()).or_report()?;
         if !outcome.loss.is_finite() || outcome.grad_norm.is_some_and(|norm| !norm.is_finite()) {
-            let what = format!("after step {} the loss is {} and the norm of gradients {:?}", self.log.step(), outcome.loss, outcome.grad_norm);
-            return Err(Failure::new(what).help("take a smaller --lr, a longer --warmup or a smaller --clip; the last save is whole").into());
+            let what =
+                format!("after step {} the loss is {} and the norm of gradients {:?}", self.log.step(), outcome.loss, outcome.grad_norm);
+            return Err(Failure::new(what)
+                .help("take a smaller --lr, a longer --warmup or a smaller --clip; the last save is whole")
+                .into());
         }
         self.log.batch(&outcome, lr)
     }

@@ -92,7 +92,9 @@ impl Log {
         let bits_per_byte = evaluation.bits_per_byte(evaluation.rows * bytes_per_token);
         let (loss, perplexity) = (evaluation.loss(), evaluation.perplexity());
         if !self.is_json {
-            self.bar.suspend(|| note(&format!("step {step}: held-out loss {loss:.4}, perplexity {perplexity:.3}, {bits_per_byte:.4} bits a byte")));
+            self.bar.suspend(|| {
+                note(&format!("step {step}: held-out loss {loss:.4}, perplexity {perplexity:.3}, {bits_per_byte:.4} bits a byte"))
+            });
         }
         // The time that judging takes is no step's.
         self.last = Instant::now();
