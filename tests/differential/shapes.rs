@@ -135,6 +135,31 @@ impl Scan {
     }
 }
 
+impl Scan {
+    /// Its adjoint, the batch and length of which vary, between elementwise ops.
+    fn adjoint(self) -> Result<(String, Graph), BuildErrors> {
+        let Self { len, heads, groups, ranks, headdim, d_state, chunk_size, .. } = self;
+        let g = GraphBuilder::new("scan_grad");
+        let input = |name, shape: &[usize]| g.input_dynamic(name, DType::F32, shape, &[0, 1]);
+        let rate = input("rate", &[3, len, heads]);
+        let [v, dy] = ["v", "dy"].map(|name| input(name, &[3, len, heads, ranks, headdim]));
+        let [k, q] = ["k", "q"].map(|name| input(name, &[3, len, groups, ranks, d_state]) * 0.5);
+        let [s0, ds_last] = ["s0", "ds_last"].map(|name| g.input_dynamic(name, DType::F32, [3, heads, headdim, d_state], &[0]));
+        let (s0, ds_last) = (self.has_state.then_some(s0), self.has_state.then_some(ds_last));
+        let reset = self.has_reset.then(|| g.input_dynamic("reset", DType::Bool, [3, len], &[0, 1]));
+        let weight = self.has_weight.then(|| input("weight", &[3, len, heads]).softplus());
+        let own_weight = self.has_own_weight.then(|| input("own_weight", &[3, len, heads]) * 2.0);
+        let d = (-(rate * rate)).scan_grad(v, k, q, dy, s0, reset, weight, own_weight, ds_last, chunk_size);
+        g.output("d_rate", d.0 * rate * -2.0);
+        for (name, result) in
+            [("d_v", d.1), ("d_k", d.2 * 0.5), ("d_q", d.3 * 0.5), ("d_s0", d.4), ("d_weight", d.5), ("d_own_weight", d.6)]
+        {
+            g.output(name, result);
+        }
+        Ok((format!("adjoint of {self:?}"), g.finish()?))
+    }
+}
+
 /// A scan without options.
 const PLAIN: Scan = Scan {
     len: 70,
@@ -194,6 +219,18 @@ fn scans_with_weights_of_tokens() -> Outcome {
         })
     });
     check_all(scans.chain([Scan { len: 31, chunk_size: 5, ranks: 2, has_weight: true, has_own_weight: true, ..PLAIN }]).map(Scan::graph))
+}
+
+#[test]
+fn adjoints_of_scans() -> Outcome {
+    let scans = [
+        Scan { len: 1, has_state: true, ..PLAIN },
+        Scan { len: 33, groups: 1, heads: 3, headdim: 5, has_weight: true, has_state: true, ..PLAIN },
+        Scan { len: 131, groups: 1, headdim: 9, d_state: 17, ..PLAIN },
+        Scan { len: 90, groups: 1, heads: 1, headdim: 66, d_state: 70, has_reset: true, has_state: true, ..PLAIN },
+        Scan { len: 40, ranks: 3, has_reset: true, has_weight: true, has_own_weight: true, ..PLAIN },
+    ];
+    check_all(scans.map(Scan::adjoint))
 }
 
 /// A convolution of packed sequences with its window, an activation, and a state that is kept.

@@ -100,31 +100,31 @@ impl Sizes {
     /// `[B, C, G, E, T]` as `[B, L, H]`.
     fn of_scalars<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let shape = [self.batch, self.chunks, self.tokens, self.n_heads()];
-        self.flat(x.permute([0, 1, 4, 2, 3]).reshape(shape))
+        self.flat(permuted(x, &[0, 1, 4, 2, 3]).reshape(shape))
     }
 
     /// `[B, C, T, H, R, P]` as `[B, C, G, T, R, E, P]`.
     fn heads<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let Self { batch, chunks, tokens, groups, in_group, ranks, headdim, .. } = *self;
-        x.reshape([batch, chunks, tokens, groups, in_group, ranks, headdim]).permute([0, 1, 3, 2, 5, 4, 6])
+        permuted(x.reshape([batch, chunks, tokens, groups, in_group, ranks, headdim]), &[0, 1, 3, 2, 5, 4, 6])
     }
 
     /// `[B, C, G, T, R, E, P]` as `[B, L, H, R, P]`.
     fn of_heads<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let shape = [self.batch, self.chunks, self.tokens, self.n_heads(), self.ranks, self.headdim];
-        self.flat(x.permute([0, 1, 3, 2, 5, 4, 6]).reshape(shape))
+        self.flat(permuted(x, &[0, 1, 3, 2, 5, 4, 6]).reshape(shape))
     }
 
     /// `[B, C, T, G, R, N]` as `[B, C, G, M, N]`.
     fn rows<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let shape = [self.batch, self.chunks, self.groups, self.tokens * self.ranks, self.d_state];
-        x.permute([0, 1, 3, 2, 4, 5]).reshape(shape)
+        permuted(x, &[0, 1, 3, 2, 4, 5]).reshape(shape)
     }
 
     /// `[B, C, G, M, N]` as `[B, L, G, R, N]`.
     fn of_rows<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let Self { batch, chunks, tokens, groups, ranks, d_state, .. } = *self;
-        self.flat(x.reshape([batch, chunks, groups, tokens, ranks, d_state]).permute([0, 1, 3, 2, 4, 5]))
+        self.flat(permuted(x.reshape([batch, chunks, groups, tokens, ranks, d_state]), &[0, 1, 3, 2, 4, 5]))
     }
 
     /// `[B, C, G, T, R, E, P]` as `[B, C, G, M, E P]`: the heads of a group side by side.
@@ -142,13 +142,13 @@ impl Sizes {
     /// `[B, C, G, T, R, E, P]` as `[B, C, G, E, M, P]`: each head by itself.
     fn by_head<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let Self { batch, chunks, tokens, groups, in_group, ranks, headdim, .. } = *self;
-        x.permute([0, 1, 2, 5, 3, 4, 6]).reshape([batch, chunks, groups, in_group, tokens * ranks, headdim])
+        permuted(x, &[0, 1, 2, 5, 3, 4, 6]).reshape([batch, chunks, groups, in_group, tokens * ranks, headdim])
     }
 
     /// The other way of [`Self::by_head`].
     fn of_head<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
         let Self { batch, chunks, tokens, groups, in_group, ranks, headdim, .. } = *self;
-        x.reshape([batch, chunks, groups, in_group, tokens, ranks, headdim]).permute([0, 1, 2, 4, 5, 3, 6])
+        permuted(x.reshape([batch, chunks, groups, in_group, tokens, ranks, headdim]), &[0, 1, 2, 4, 5, 3, 6])
     }
 
     /// Products `[.., M, M]` of rows as `[B, C, G, E or 1, T, R, T, R]`.
@@ -159,12 +159,12 @@ impl Sizes {
 
     /// `[B, C, G, E P, N]` as `[B, H, C, P N]`, for a product over chunks.
     fn by_chunk<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
-        x.reshape([self.batch, self.chunks, self.n_heads(), self.headdim * self.d_state]).permute([0, 2, 1, 3])
+        permuted(x.reshape([self.batch, self.chunks, self.n_heads(), self.headdim * self.d_state]), &[0, 2, 1, 3])
     }
 
     /// The other way of [`Self::by_chunk`].
     fn of_chunk<'g>(&self, x: Tensor<'g>) -> Tensor<'g> {
-        x.permute([0, 2, 1, 3]).reshape([self.batch, self.chunks, self.groups, self.in_group * self.headdim, self.d_state])
+        permuted(x, &[0, 2, 1, 3]).reshape([self.batch, self.chunks, self.groups, self.in_group * self.headdim, self.d_state])
     }
 }
 
@@ -244,7 +244,7 @@ impl<'g> Decays<'g> {
             let [i, j] = [[batch, chunks, 1, 1, tokens, 1], [batch, chunks, 1, 1, 1, tokens]].map(|shape| numbers.reshape(shape));
             keeps = keeps.and(i.eq(j));
         }
-        let running = self.running.permute([0, 1, 3, 4, 2]);
+        let running = permuted(self.running, &[0, 1, 3, 4, 2]);
         let lead = [batch, chunks, groups, in_group];
         let i = running.reshape([lead.as_slice(), &[tokens, 1]].concat());
         let j = running.reshape([lead.as_slice(), &[1, tokens]].concat());
@@ -352,7 +352,7 @@ impl<'g> Tokens<'g> {
     /// A number a token and head, `[B, C, T, G, E]`, beside `[B, C, G, T, R, E, P]`.
     fn aligned(&self, scale: Tensor<'g>) -> Tensor<'g> {
         let Sizes { batch, chunks, tokens, groups, in_group, .. } = self.sizes;
-        scale.permute([0, 1, 3, 2, 4]).reshape([batch, chunks, groups, tokens, 1, in_group, 1])
+        permuted(scale, &[0, 1, 3, 2, 4]).reshape([batch, chunks, groups, tokens, 1, in_group, 1])
     }
 
     /// `x` of `[B, C, G, T, R, E, P]` times a number a token and head, as `[B, C, G, M, E P]`.
@@ -367,7 +367,7 @@ impl<'g> Tokens<'g> {
 
     /// `lhs · rhs` of each token and head, times `scale`, as `[B, C, G, E, T]`.
     fn paths(&self, lhs: Tensor<'g>, rhs: Tensor<'g>, scale: Tensor<'g>) -> Tensor<'g> {
-        (lhs * rhs).sum([4, 6], false).permute([0, 1, 2, 4, 3]) * scale.permute([0, 1, 3, 4, 2])
+        permuted((lhs * rhs).sum([4, 6], false), &[0, 1, 2, 4, 3]) * permuted(scale, &[0, 1, 3, 4, 2])
     }
 
     fn within(&self) -> Within<'g> {
@@ -408,7 +408,7 @@ impl<'g> Tokens<'g> {
     /// A number a token and head, `[B, C, T, G, E]`, beside pairs of tokens, as that of `j`: `[B, C, G, E, 1, T]`.
     fn of_cols(&self, x: Option<Tensor<'g>>) -> Option<Tensor<'g>> {
         let Sizes { batch, chunks, tokens, groups, in_group, .. } = self.sizes;
-        x.map(|x| x.permute([0, 1, 3, 4, 2]).reshape([batch, chunks, groups, in_group, 1, tokens]))
+        x.map(|x| permuted(x, &[0, 1, 3, 4, 2]).reshape([batch, chunks, groups, in_group, 1, tokens]))
     }
 
     fn carries(&self, entering: Tensor<'g>, leaving: Tensor<'g>, s0: Option<Tensor<'g>>, ds_last: Option<Tensor<'g>>) -> Carries<'g> {
@@ -460,6 +460,16 @@ impl<'g> Tokens<'g> {
         let decay = self.decays.over_chunk().slice_axis(1, 0, 1).reshape([batch, heads, 1, 1]);
         plus(of_first(carries.of_tokens), carries.adjoint.map(|adjoint| of_first(adjoint) * decay))
     }
+}
+
+/// Axis `i` of the result is axis `axes[i]` of `x`: a reshape, which fuses more freely, where only axes of size 1 move.
+fn permuted<'g>(x: Tensor<'g>, axes: &[usize]) -> Tensor<'g> {
+    let shape = x.shape();
+    let long: Vec<usize> = axes.iter().copied().filter(|&axis| shape.get(axis).is_some_and(|&size| size != 1)).collect();
+    if long.is_sorted() && shape.len() == axes.len() {
+        return x.reshape(axes.iter().map(|&axis| shape[axis]).collect::<Vec<_>>());
+    }
+    x.permute(axes)
 }
 
 /// Sizes of the axes from `first` on; of a value that is too large, and so is none, no sizes.

@@ -1,3 +1,5 @@
+//! The adjoint of a scan written out over chunks against the op itself, in f64.
+
 use super::*;
 use monopass_ir::eval::{Interpreter, Tensors, WideTensors};
 use monopass_ir::{DType, Elements, TensorData};

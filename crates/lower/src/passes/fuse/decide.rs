@@ -137,6 +137,11 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
     if !fuser.options.fuse || fuser.forbidden.inline.contains(&value) {
         return true;
     }
+    if !fuser.few_tokens.feeds.contains(&value) && is_branchy_operand(fuser, value) {
+        let label = fuser.label(value);
+        fuser.not_fused.push(format!("{label}: a product would choose among its parts for every element that it loads"));
+        return true;
+    }
     // A dispatch would cost more than what a few tokens, or a few params, take to compute again.
     let is_cheap = is_small || fuser.few_tokens.feeds.contains(&value);
     let count = if is_cheap { asked.by_anchors } else { asked.by_anchors.saturating_add(asked.bodies()) };
@@ -148,6 +153,38 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
         fuser.not_fused.push(format!("{label}: computed where it is read it would be computed {count} times for {n_elems} elements"));
     }
     repeats || is_half(fuser.graph.ty(value).dtype) && is_heavy(op)
+}
+
+/// Parts of a concatenation from which on a product does not choose among them itself.
+const MANY_PARTS: usize = 3;
+
+/// Whether a value is the outermost of nested concatenations of many parts that are computed, and a product reads it.
+fn is_branchy_operand(fuser: &Fuser<'_>, value: ValueId) -> bool {
+    let graph = fuser.graph;
+    let is_concat = |node: NodeId| matches!(graph.node(node).op(), Some(Op::Concat { .. }));
+    if !is_concat(fuser.node_of(value)) || fuser.uses[value].iter().any(|&user| is_concat(user)) {
+        return false;
+    }
+    let (mut readers, mut feeds_product) = (fuser.uses[value].clone(), false);
+    while let Some(reader) = readers.pop() {
+        let Some(op) = graph.node(reader).op() else { continue };
+        feeds_product |= op.class() == Class::Contraction;
+        if is_view(op) {
+            readers.extend(graph.node(reader).results.iter().flat_map(|&result| &fuser.uses[result]));
+        }
+    }
+    let (mut n_parts, mut n_computed, mut open) = (0, 0, vec![value]);
+    while let Some(value) = open.pop() {
+        for operand in graph.def(value).present_operands() {
+            if is_concat(fuser.node_of(operand)) && !fuser.group_of.contains_key(operand) {
+                open.push(operand);
+            } else {
+                n_parts += 1;
+                n_computed += usize::from(graph.def(operand).op().is_some_and(|op| op.class() == Class::Elementwise));
+            }
+        }
+    }
+    feeds_product && n_parts >= MANY_PARTS && n_computed > 0
 }
 
 /// Whether a value takes so many ops that loading it is less, and does not wait for a running sum, which would put another
