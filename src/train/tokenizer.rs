@@ -7,7 +7,9 @@ use tokenizers::Tokenizer as Library;
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// The file is no tokenizer.
-    #[error("{file}: not a tokenizer\n  help: give the tokenizer.json that stands beside the model; other formats have to be converted to it")]
+    #[error(
+        "{file}: not a tokenizer\n  help: give the tokenizer.json that stands beside the model; other formats have to be converted to it"
+    )]
     File {
         /// The file.
         file: String,
@@ -16,7 +18,9 @@ pub enum TokenizerError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// A text cannot be taken apart.
-    #[error("{file}: the tokenizer cannot take the text apart\n  help: give a tokenizer with a token for what is unknown, or train on bytes")]
+    #[error(
+        "{file}: the tokenizer cannot take the text apart\n  help: give a tokenizer with a token for what is unknown, or train on bytes"
+    )]
     Encode {
         /// The tokenizer's file.
         file: String,

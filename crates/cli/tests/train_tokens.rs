@@ -88,7 +88,7 @@ fn tokenizers_that_do_not_fit_are_refused() -> Outcome {
     ];
     for (args, said) in cases {
         let (code, stdout, stderr) = run(&dir, args)?;
-        assert!(code == Some(2) && stdout.is_empty() && stderr.contains(said), "{args}: {code:?} {stdout}{stderr}");
+        assert!(code == Some(1) && stdout.is_empty() && stderr.contains(said), "{args}: {code:?} {stdout}{stderr}");
         assert!(!dir.join("x").join("training").exists());
     }
     Ok(())
