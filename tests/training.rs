@@ -135,7 +135,8 @@ fn check_curve(config: &LmConfig, n_steps: usize) -> Outcome {
         assert_eq!((counters.submits, counters.encoders, counters.passes), (1, 1, 1), "step {i}");
         assert!(i < 2 || counters.objects_created() == 0, "step {i} created {} objects", counters.objects_created());
     }
-    let bits = |outcomes: &[StepOutcome]| outcomes.iter().map(|one| (one.loss.to_bits(), one.grad_norm.map(f32::to_bits))).collect::<Vec<_>>();
+    let bits =
+        |outcomes: &[StepOutcome]| outcomes.iter().map(|one| (one.loss.to_bits(), one.grad_norm.map(f32::to_bits))).collect::<Vec<_>>();
     assert_eq!(bits(&first), bits(&second));
     assert!(wide[n_steps - 1] < wide[0] - 0.3, "from {} to {}", wide[0], wide[n_steps - 1]);
     Ok(())
@@ -201,7 +202,9 @@ fn rows_that_do_not_train_keep_every_bit() -> Outcome {
         assert_ne!(before, after, "{}", train.name);
     }
     // Nothing else is even a state, so nothing else can have changed.
-    let n_moments = |state: &Tensors| state.iter().filter(|(name, _)| name.starts_with("adamw.")).map(|(_, moment)| moment.to_f32_vec().len()).sum::<usize>();
+    let n_moments = |state: &Tensors| {
+        state.iter().filter(|(name, _)| name.starts_with("adamw.")).map(|(_, moment)| moment.to_f32_vec().len()).sum::<usize>()
+    };
     assert_eq!(state.keys().filter(|name| params.contains_key(*name)).count(), rows.len());
     let n_params: usize = params.values().map(|param| param.to_f32_vec().len()).sum();
     assert!(n_moments(&state) * 5 < 2 * n_params, "{} moments of {n_params} parameters", n_moments(&state));
@@ -245,7 +248,9 @@ fn adapters_train_and_nothing_else() -> Outcome {
     let Some(engine) = engine()? else { return Ok(()) };
     let config = lm(mamba2());
     let adapters: Vec<Adapter> = (0..2)
-        .flat_map(|layer| ["in_proj", "out_proj"].map(|of| Adapter { weight: format!("backbone.layers.{layer}.mixer.{of}.weight"), rank: 3, alpha: 6.0 }))
+        .flat_map(|layer| {
+            ["in_proj", "out_proj"].map(|of| Adapter { weight: format!("backbone.layers.{layer}.mixer.{of}.weight"), rank: 3, alpha: 6.0 })
+        })
         .collect();
     let step = TrainStep { trainable: Vec::new(), adapters: adapters.clone(), ..step(&config, &Trainable::All)? };
     let mut params = init::lm(&config, 4)?;

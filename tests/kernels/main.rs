@@ -6,6 +6,7 @@
 mod common;
 mod elementwise;
 mod harness;
+mod long_rows;
 mod matmul;
 mod prefix;
 mod rows;

@@ -11,7 +11,7 @@ fn check_rows(name: &str, graph: &Graph, axes: &[usize], tolerance: f64) -> Outc
     let domain = graph.def(reductions[0]).operands[0].ok_or("no operand")?;
     let outputs = graph.outputs.iter().map(|output| output.value).collect();
     let rows = Rows { domain, axes: axes.to_vec(), reductions, outputs, extra: vec![] };
-    check_within(name, graph, tolerance, &|ctx, _| vec![lower(ctx, &rows, &all_inline(graph))])
+    check_within(name, graph, tolerance, &|ctx, temps| lower(ctx, &rows, &all_inline(graph), temps))
 }
 
 /// Each shape with the axes to reduce.
@@ -88,7 +88,7 @@ fn a_vocabulary_row_is_reduced_in_few_trips() {
         extra: vec![],
     };
     let target = Target::webgpu_default();
-    let plan = plan(&graph, &target, &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]);
+    let plan = plan(&graph, &target, &|ctx, temps| lower(ctx, &rows, &all_inline(&graph), temps));
     // The other two outputs are not written, which the plan verifier sees.
     assert!(plan.is_err());
 }
@@ -223,7 +223,7 @@ fn another_length_gives_the_same_text() {
             outputs: reductions(&graph),
             extra: vec![],
         };
-        let plan = plan(&graph, &Target::webgpu_default(), &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]).unwrap();
+        let plan = plan(&graph, &Target::webgpu_default(), &|ctx, temps| lower(ctx, &rows, &all_inline(&graph), temps)).unwrap();
         plan.kernels[0].wgsl.clone()
     };
     assert_eq!(texts(1, 1), texts(3, 5));
@@ -256,7 +256,7 @@ fn a_loop_that_a_driver_would_end_gets_more_invocations() {
             outputs: reductions(&graph),
             extra: vec![],
         };
-        plan(&graph, &target, &|ctx, _| vec![lower(ctx, &rows, &all_inline(&graph))]).map(|plan| plan.cmds[0].loop_trips)
+        plan(&graph, &target, &|ctx, temps| lower(ctx, &rows, &all_inline(&graph), temps)).map(|plan| plan.cmds[0].loop_trips)
     };
     assert_eq!(trips(100 * 32 + 1).unwrap(), 51);
     assert_eq!(trips(1024 * 100).unwrap(), 100);
@@ -269,7 +269,7 @@ fn scalars_reduce_to_themselves() {
     let x = g.input("x", DType::F32, [1, 1]);
     g.output("y", x.sum([0, 1], false));
     let graph = g.finish().unwrap();
-    check("scalar", &graph, &|ctx, _| {
+    check("scalar", &graph, &|ctx, temps| {
         let rows = Rows {
             domain: graph.inputs().next().unwrap().1,
             axes: vec![0, 1],
@@ -277,7 +277,7 @@ fn scalars_reduce_to_themselves() {
             outputs: reductions(&graph),
             extra: vec![],
         };
-        vec![lower(ctx, &rows, &all_inline(&graph))]
+        lower(ctx, &rows, &all_inline(&graph), temps)
     })
     .unwrap();
 }
@@ -318,11 +318,11 @@ fn independent_work_shares_the_dispatch() {
         g.output("other", z.silu());
         let graph = g.finish().unwrap();
         let value = |name| output(&graph, name).unwrap();
-        check("rows and bodies", &graph, &|ctx, _| {
+        check("rows and bodies", &graph, &|ctx, temps| {
             let extra = ["beside", "other"].map(|name| Body { outputs: vec![value(name)] }).to_vec();
             let domain = graph.inputs().next().unwrap().1;
             let rows = Rows { domain, axes: vec![1], reductions: reductions(&graph), outputs: vec![value("sum")], extra };
-            vec![lower(ctx, &rows, &all_inline(&graph))]
+            lower(ctx, &rows, &all_inline(&graph), temps)
         })
         .unwrap();
     }

@@ -23,8 +23,14 @@ impl Place {
             let ty = graph.ty(value);
             let content = match name {
                 // Two or three sequences of unequal length in each row.
-                "seq_idx" => TensorData::i32(ty.shape.clone(), (0..batch * len).map(|i| i32::try_from(i % len / (2 + i / len)).unwrap_or(0)).collect::<Vec<_>>())?,
-                "mask" => TensorData::f32(ty.shape.clone(), (0..batch * len).map(|i| if i % len < i / len { 0.0 } else { 1.0 }).collect::<Vec<_>>())?,
+                "seq_idx" => TensorData::i32(
+                    ty.shape.clone(),
+                    (0..batch * len).map(|i| i32::try_from(i % len / (2 + i / len)).unwrap_or(0)).collect::<Vec<_>>(),
+                )?,
+                "mask" => TensorData::f32(
+                    ty.shape.clone(),
+                    (0..batch * len).map(|i| if i % len < i / len { 0.0 } else { 1.0 }).collect::<Vec<_>>(),
+                )?,
                 _ => noise(&ty.shape, seed)?,
             };
             inputs.insert(name.to_owned(), content);
@@ -33,7 +39,8 @@ impl Place {
         let mut params = init::block(config, 3)?;
         for (seed, (_, param)) in (50..).zip(params.iter_mut()) {
             let offsets = noise(param.shape(), seed)?;
-            let moved: Vec<f32> = param.to_f32_vec().iter().zip(offsets.to_f32_vec()).map(|(value, offset)| value + 0.25 * offset).collect();
+            let moved: Vec<f32> =
+                param.to_f32_vec().iter().zip(offsets.to_f32_vec()).map(|(value, offset)| value + 0.25 * offset).collect();
             *param = TensorData::new(param.shape(), Elements::F32(moved))?;
         }
         Ok(Self { graph, inputs, params })
@@ -81,7 +88,11 @@ fn of_mamba2_with_other_options() -> Result {
     let options = Mamba2Config { bias: true, d_ssm: Some(8), d_has_hdim: true, dt_limit: [0.01, 0.5], ..mamba2() };
     check_everywhere(options.clone())?;
     check_everywhere(Mamba2Config { norm: NormKind::BeforeGate, learnable_init_states: true, ..mamba2() })?;
-    check_block(Mamba2Config { norm: NormKind::None, ..mamba2() }, [3, 5], BlockGraph { io: Io::Fresh, seq_idx: true, mask: false, gradients: true })?;
+    check_block(
+        Mamba2Config { norm: NormKind::None, ..mamba2() },
+        [3, 5],
+        BlockGraph { io: Io::Fresh, seq_idx: true, mask: false, gradients: true },
+    )?;
     check_block(mamba2(), [3, 5], BlockGraph { io: Io::Explicit, seq_idx: false, mask: true, gradients: true })
 }
 

@@ -234,7 +234,8 @@ impl<'g> Adjoints<'g> {
     #[track_caller]
     fn total(&mut self, value: Tensor<'g>) -> Option<Tensor<'g>> {
         let parts = self.parts.get_mut(value.id()?)?;
-        let (strips, whole): (Vec<_>, Vec<_>) = parts.iter().map(|&part| (Strip::of(self.builder, part), part)).partition(|(strip, _)| strip.is_some());
+        let (strips, whole): (Vec<_>, Vec<_>) =
+            parts.iter().map(|&part| (Strip::of(self.builder, part), part)).partition(|(strip, _)| strip.is_some());
         let mut terms: Vec<Tensor<'g>> = whole.into_iter().map(|(_, part)| part).collect();
         let padded: Vec<Tensor<'g>> = strips.iter().map(|&(_, part)| part).collect();
         match joined(value, strips.into_iter().filter_map(|(strip, _)| strip).collect()) {

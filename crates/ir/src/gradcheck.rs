@@ -93,13 +93,23 @@ pub fn check(graph: &Graph, inputs: &Tensors, params: &Tensors, states: &Tensors
         .states()
         .map(|(name, value)| {
             let n: usize = graph.ty(value).shape.iter().product();
-            (name.to_owned(), states.get(name).map_or_else(|| vec![0.0; n], |state| state.to_f32_vec().into_iter().map(f64::from).collect()))
+            (
+                name.to_owned(),
+                states.get(name).map_or_else(|| vec![0.0; n], |state| state.to_f32_vec().into_iter().map(f64::from).collect()),
+            )
         })
         .collect();
     let weights = weights(&graph, with.seed);
     let analytic = analytic(&graph, (inputs, params, &wide_states), &weights, &sources)?;
     let peak = analytic.iter().flatten().fold(0.0, |peak: f64, value| peak.max(value.abs()));
-    let mut point = Point { run: Interpreter::new(&graph)?, weights: &weights, inputs: inputs.clone(), params: params.clone(), states: wide_states, middle: 0.0 };
+    let mut point = Point {
+        run: Interpreter::new(&graph)?,
+        weights: &weights,
+        inputs: inputs.clone(),
+        params: params.clone(),
+        states: wide_states,
+        middle: 0.0,
+    };
     point.middle = point.value()?;
     let mut report = Report::default();
     for ((name, shape), analytic) in sources.iter().zip(&analytic) {

@@ -7,7 +7,10 @@ use std::path::Path;
 
 /// The report, or `None` if the graph has nothing to differentiate or rounds to 16 bits, which has no derivative.
 fn report(graph: &Graph, seed: u64, with: &Gradcheck) -> Result<Option<Report>, Box<dyn Error>> {
-    let rounds = graph.nodes().flat_map(|(_, node)| &node.results).any(|&value| graph.ty(value).dtype.is_float() && graph.ty(value).dtype.size_bytes() < 4);
+    let rounds = graph
+        .nodes()
+        .flat_map(|(_, node)| &node.results)
+        .any(|&value| graph.ty(value).dtype.is_float() && graph.ty(value).dtype.size_bytes() < 4);
     // The adjoint of a scan has no derivative of its own.
     if rounds || graph.nodes().any(|(_, node)| node.mnemonic() == "scan_grad") {
         return Ok(None);

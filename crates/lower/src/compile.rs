@@ -124,12 +124,19 @@ impl Compiler {
             if slots(&plan_of(middle)?) <= budget { enough = middle } else { too_few = middle }
         }
         let mut plan = self.compile_again(graph, options, &segments[..enough], sink)?;
-        plan.recompute = Some(Recompute { segments: segments[..enough].to_vec(), n_segments: segments.len(), kept_bytes, recomputed_bytes });
+        plan.recompute =
+            Some(Recompute { segments: segments[..enough].to_vec(), n_segments: segments.len(), kept_bytes, recomputed_bytes });
         Ok(plan)
     }
 
     /// Compiles with the forward values of some segments computed again.
-    fn compile_again(&mut self, graph: &Graph, options: &CompileOptions, again: &[String], sink: &mut dyn DumpSink) -> Result<Plan, LowerError> {
+    fn compile_again(
+        &mut self,
+        graph: &Graph,
+        options: &CompileOptions,
+        again: &[String],
+        sink: &mut dyn DumpSink,
+    ) -> Result<Plan, LowerError> {
         let graph = graph_passes(graph, options, (self.target.max_storage_buffers, again), sink)?;
         let dynamic = DynamicAxes::of(&graph);
         let updated = graph.updates.iter().map(|named| named.name.clone()).collect();
@@ -255,7 +262,7 @@ fn lower_cluster(ctx: &LowerCtx<'_>, cluster: &Cluster, fusion: &Fusion, steps: 
     let temps = &mut steps.temps;
     Ok(match &cluster.kind {
         ClusterKind::Elementwise(bodies) => vec![elementwise::lower(ctx, bodies, &inline, &cluster.in_place)],
-        ClusterKind::Rows(item) => vec![rows::lower(ctx, item, &inline)],
+        ClusterKind::Rows(item) => rows::lower(ctx, item, &inline, temps),
         ClusterKind::Cumsum(item) => vec![prefix::lower_cumsum(ctx, item, &inline)],
         ClusterKind::Product(item) => matmul::lower(ctx, item, &inline, temps),
         ClusterKind::Scatter(item) => scatter::lower(ctx, item, &inline, temps),

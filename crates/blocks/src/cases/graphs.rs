@@ -126,7 +126,9 @@ impl CaseGraphs {
         let results = graph.outputs.iter().map(|named| named.name.clone());
         let options = GradientOptions {
             of: Some(results.filter(|name| given.contains(&plain.result_in_file(name))).collect()),
-            wrt: Some(graph.sources().map(|(name, ..)| name.to_owned()).filter(|name| wanted.contains(&plain.source_in_file(name))).collect()),
+            wrt: Some(
+                graph.sources().map(|(name, ..)| name.to_owned()).filter(|name| wanted.contains(&plain.source_in_file(name))).collect(),
+            ),
         };
         let graph = gradient_graph(graph, &options).map_err(|source| build.build_error(source))?;
         Ok(Self { renamed: plain.renamed, ..Self::one(graph) })

@@ -191,7 +191,16 @@ fn cssd_case<'g>(part: &Part<'_, 'g>) -> PartResult<'g> {
         chunk_size: 0,
     };
     let (dt, c) = (part.needed("dt", &[0, 1])?, part.needed("C", &[0, 1])?);
-    let (y, s_last) = ssd.apply(&CssdInputs { x, dt, b, c, s0: part.source("h0", &[0]), reset: part.reset(), mask: None, gradients: part.build.gradients });
+    let (y, s_last) = ssd.apply(&CssdInputs {
+        x,
+        dt,
+        b,
+        c,
+        s0: part.source("h0", &[0]),
+        reset: part.reset(),
+        mask: None,
+        gradients: part.build.gradients,
+    });
     Ok(vec![("y", y), ("h_last", s_last)])
 }
 

@@ -82,7 +82,10 @@ pub(super) fn adapted<'g>(g: &'g GraphBuilder, lm: &mut Lm<'g>, adapters: &[Adap
         None => weight,
     });
     for adapter in left {
-        g.fail(format!("adapter: no linear map's weight is called {:?}", adapter.weight), "adapt in_proj, out_proj or an untied head, once each");
+        g.fail(
+            format!("adapter: no linear map's weight is called {:?}", adapter.weight),
+            "adapt in_proj, out_proj or an untied head, once each",
+        );
     }
 }
 
@@ -102,7 +105,9 @@ pub fn init_adapters(config: &LmConfig, adapters: &[Adapter], seed: u64) -> Resu
         #[expect(clippy::cast_possible_truncation, reason = "parameters are f32")]
         let drawn: Vec<f32> = (0..a.iter().product()).map(|_| random.uniform(-bound, bound) as f32).collect();
         let zeros = vec![0.0; b.iter().product()];
-        for (name, shape, values) in adapter.names().into_iter().zip([a, b]).zip([drawn, zeros]).map(|((name, shape), values)| (name, shape, values)) {
+        for (name, shape, values) in
+            adapter.names().into_iter().zip([a, b]).zip([drawn, zeros]).map(|((name, shape), values)| (name, shape, values))
+        {
             if let Ok(tensor) = TensorData::f32(shape, values) {
                 factors.insert(name, tensor);
             }
@@ -136,7 +141,9 @@ pub fn merge_adapters(adapters: &[Adapter], params: &IndexMap<String, TensorData
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
     /// The model has no such weight, or it is no matrix, or its factors are not there.
-    #[error("adapter: {weight:?} is no weight of a linear map of the model, or its factors are missing\n  help: adapt in_proj or out_proj of a layer")]
+    #[error(
+        "adapter: {weight:?} is no weight of a linear map of the model, or its factors are missing\n  help: adapt in_proj or out_proj of a layer"
+    )]
     NoMatrix {
         /// As given.
         weight: String,

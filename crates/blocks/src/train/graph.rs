@@ -145,8 +145,9 @@ impl<'g> Forward<'g> {
         let target = g.input("target", DType::I32, [batch, len]);
         let infos = sizes.states();
         let io = io(step);
-        let before: Option<Vec<States<'_>>> =
-            (0..config.n_layer).map(|layer| States::declare(g, &infos, batch, &format!("{prefix}{}", names::state_prefix(layer)), io)).collect();
+        let before: Option<Vec<States<'_>>> = (0..config.n_layer)
+            .map(|layer| States::declare(g, &infos, batch, &format!("{prefix}{}", names::state_prefix(layer)), io))
+            .collect();
         let mut lm = Lm::declare(g, config, sizes);
         adapted(g, &mut lm, &step.adapters);
         let (hidden, states) = lm.hidden(ids, before.as_deref(), Packing::default().for_gradients(true));
@@ -184,7 +185,8 @@ impl<'g> Trained<'g> {
     #[track_caller]
     fn replaced(&self, rows: Tensor<'g>) -> Tensor<'g> {
         let n_rows = self.whole.dim(0);
-        let frozen = [(0, self.rows.start), (self.rows.end, n_rows)].map(|(start, end)| (start < end).then(|| self.whole.slice_axis(0, start, end)));
+        let frozen =
+            [(0, self.rows.start), (self.rows.end, n_rows)].map(|(start, end)| (start < end).then(|| self.whole.slice_axis(0, start, end)));
         match frozen {
             [None, None] => rows,
             [before, after] => self.whole.builder().concat(&[before, Some(rows), after].into_iter().flatten().collect::<Vec<_>>(), 0usize),

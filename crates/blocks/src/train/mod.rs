@@ -11,7 +11,8 @@ pub mod optimizer;
 
 pub use adapter::{Adapter, AdapterError, init_adapters, merge_adapters};
 pub use graph::{
-    ACCUMULATED_PREFIX, ACCUMULATED_ROWS, EVAL_PREFIX, FIRST_MOMENT_PREFIX, Phase, SECOND_MOMENT_PREFIX, TrainStep, block_rows_for, eval_graph, graph,
+    ACCUMULATED_PREFIX, ACCUMULATED_ROWS, EVAL_PREFIX, FIRST_MOMENT_PREFIX, Phase, SECOND_MOMENT_PREFIX, TrainStep, block_rows_for,
+    eval_graph, graph,
 };
 pub use loss::{HeadLoss, HeadSum, head_loss, head_sum};
 pub use optimizer::{AdamW, Decay, DecayTo, Schedule, StepScalars, Stepped, clip_scale, global_norm};

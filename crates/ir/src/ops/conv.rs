@@ -80,11 +80,13 @@ pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
     let de = if at.wants(0) || at.wants(3) { window.adjoint_of_inputs(dy, at.adjoint(1), weight) } else { None };
     let dw = dy.filter(|_| at.wants(1)).map(|dy| {
         let e = window.inputs(x, at.operand(3));
-        let parts: Vec<Tensor<'g>> = (0..taps).map(|tap_idx| {
-            let j = tap(tap_idx);
-            let product = dy * e.slice_axis(1, j, j + len);
-            window.seen(product, j).reshape([batch, len, 1, channels])
-        }).collect();
+        let parts: Vec<Tensor<'g>> = (0..taps)
+            .map(|tap_idx| {
+                let j = tap(tap_idx);
+                let product = dy * e.slice_axis(1, j, j + len);
+                window.seen(product, j).reshape([batch, len, 1, channels])
+            })
+            .collect();
         x.builder().concat(&parts, 2usize).sum([0, 1], false).permute([1, 0])
     });
     let dbias = dy.filter(|_| at.wants(2)).map(|dy| dy.sum([0, 1], false));
@@ -117,7 +119,8 @@ impl<'g> Window<'g> {
     #[track_caller]
     fn inputs(&self, x: Tensor<'g>, state: Option<Tensor<'g>>) -> Tensor<'g> {
         let g = x.builder();
-        let before = state.map_or_else(|| g.constant(0.0, x.dtype(), [self.batch, self.past, self.channels]), |state| state.permute([0, 2, 1]));
+        let before =
+            state.map_or_else(|| g.constant(0.0, x.dtype(), [self.batch, self.past, self.channels]), |state| state.permute([0, 2, 1]));
         if self.past == 0 { x } else { g.concat(&[before, x], 1usize) }
     }
 
@@ -137,7 +140,12 @@ impl<'g> Window<'g> {
 
     /// The adjoint of state and inputs, `[B, K-1+L, C]`, from those of the outputs and of the state after them.
     #[track_caller]
-    fn adjoint_of_inputs(&self, dy: Option<Tensor<'g>>, dstate: Option<Tensor<'g>>, tap: impl Fn(usize) -> Tensor<'g>) -> Option<Tensor<'g>> {
+    fn adjoint_of_inputs(
+        &self,
+        dy: Option<Tensor<'g>>,
+        dstate: Option<Tensor<'g>>,
+        tap: impl Fn(usize) -> Tensor<'g>,
+    ) -> Option<Tensor<'g>> {
         let from_outputs = dy.into_iter().flat_map(|dy| {
             let tap = &tap;
             (0..=self.past).map(move |j| self.seen(dy * tap(j), j).pad([0, j, 0], [0, self.past - j, 0], 0.0))

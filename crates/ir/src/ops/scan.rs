@@ -77,7 +77,8 @@ pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
     let Op::Scan { chunk_size } = *at.op else { return Vec::new() };
     let dy = at.adjoint(0).unwrap_or_else(|| v.builder().constant(0.0, DType::F32, v.shape()));
     let [s0, reset, weight, own_weight] = [4, 5, 6, 7].map(|idx| at.operand(idx));
-    let (log_decay, v, k, q, s0, weight, own_weight) = log_decay.scan_grad(v, k, q, dy, s0, reset, weight, own_weight, at.adjoint(1), chunk_size);
+    let (log_decay, v, k, q, s0, weight, own_weight) =
+        log_decay.scan_grad(v, k, q, dy, s0, reset, weight, own_weight, at.adjoint(1), chunk_size);
     [log_decay, v, k, q, s0].map(Some).into_iter().chain([None, Some(weight), Some(own_weight)]).collect()
 }
 

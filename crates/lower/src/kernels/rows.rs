@@ -9,15 +9,17 @@
 mod combine;
 mod layout;
 mod own;
+mod pieces;
 
 use super::elementwise::{Body, append_bodies_of};
 use crate::emit::kernel::register_type;
-use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Width};
-use crate::step::{Step, StepValue};
+use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Width};
+use crate::step::{Step, StepValue, Temp};
 use combine::{Arrays, Partial};
 use indexmap::IndexSet;
 use layout::{Layout, Row};
 use monopass_ir::{DType, Graph, Op, ValueId};
+use pieces::Pieces;
 
 /// A cluster around reductions over the same axes of the same domain.
 ///
@@ -45,20 +47,29 @@ pub const fn can_store(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::I32 | DType::U32 | DType::Bool)
 }
 
-/// One kernel for the cluster. `inline` says which values are computed and not loaded.
+/// The kernels of a cluster: one, or one over pieces of long rows and one that combines these, which are a value of `temps`.
+/// `inline` says which values are computed and not loaded.
 #[must_use]
-pub fn lower(ctx: &LowerCtx<'_>, rows: &Rows, inline: &dyn Fn(ValueId) -> bool) -> Step {
+pub fn lower(ctx: &LowerCtx<'_>, rows: &Rows, inline: &dyn Fn(ValueId) -> bool, temps: &mut Vec<Temp>) -> Vec<Step> {
+    let phases = phases(ctx.graph, rows, inline);
+    match Pieces::choose(ctx, rows, inline, &phases) {
+        Some(pieces) => pieces.lower(temps),
+        None => vec![lower_whole(ctx, rows, inline, &phases)],
+    }
+}
+
+/// One kernel for the cluster.
+fn lower_whole(ctx: &LowerCtx<'_>, rows: &Rows, inline: &dyn Fn(ValueId) -> bool, phases: &[Vec<Reduction>]) -> Step {
     let mut kb = KernelBuilder::new(ctx, inline);
     let layout = Layout::choose(&mut kb, rows.domain, &rows.axes);
     let row = layout.open_rows(&mut kb);
     let mut arrays = Arrays::default();
-    let phases = phases(ctx.graph, rows, inline);
     for (idx, phase) in phases.iter().enumerate() {
         let accumulators = accumulate(&mut kb, &layout, &row, phase);
         let partials: Vec<&Partial> = accumulators.iter().map(|accumulator| &accumulator.partial).collect();
         let totals = arrays.across_lanes(&mut kb, &layout, &row, &partials, idx);
         for (accumulator, total) in accumulators.iter().zip(&totals) {
-            define_result(&mut kb, &layout, accumulator.reduction, total);
+            define_result(&mut kb, &layout.n_columns, accumulator.reduction, total);
         }
     }
     write_outputs(&mut kb, &layout, &row, rows);
@@ -102,6 +113,13 @@ struct Reduction {
 struct Accumulator {
     reduction: Reduction,
     partial: Partial,
+}
+
+impl Accumulator {
+    fn new(kb: &mut KernelBuilder<'_>, reduction: Reduction) -> Self {
+        let ty = register_type(kb.ctx.graph.ty(reduction.operand).dtype);
+        Self { reduction, partial: Partial { kind: reduction.kind, ty, value: kb.fresh("acc"), index: kb.fresh("at") } }
+    }
 }
 
 fn reduction(graph: &Graph, result: ValueId) -> Option<Reduction> {
@@ -150,13 +168,7 @@ fn needed_reductions(graph: &Graph, rows: &Rows, inline: &dyn Fn(ValueId) -> boo
 
 /// Each invocation's share of the reductions of one phase.
 fn accumulate(kb: &mut KernelBuilder<'_>, layout: &Layout, row: &Row, phase: &[Reduction]) -> Vec<Accumulator> {
-    let accumulators: Vec<Accumulator> = phase
-        .iter()
-        .map(|&reduction| {
-            let ty = register_type(kb.ctx.graph.ty(reduction.operand).dtype);
-            Accumulator { reduction, partial: Partial { kind: reduction.kind, ty, value: kb.fresh("acc"), index: kb.fresh("at") } }
-        })
-        .collect();
+    let accumulators: Vec<Accumulator> = phase.iter().map(|&reduction| Accumulator::new(kb, reduction)).collect();
     match layout.unrolled {
         Some(trips) => {
             if trips == 0 {
@@ -179,7 +191,9 @@ fn accumulate(kb: &mut KernelBuilder<'_>, layout: &Layout, row: &Row, phase: &[R
     accumulators
         .into_iter()
         .map(|accumulator| {
-            let partial = accumulator.partial.fold_quad(kb, layout.width);
+            // Four rows of an invocation stay apart.
+            let width = if layout.rows_each == 1 { layout.width } else { Width::One };
+            let partial = accumulator.partial.fold_quad(kb, width);
             Accumulator { partial, ..accumulator }
         })
         .collect()
@@ -234,11 +248,10 @@ fn start(kb: &mut KernelBuilder<'_>, layout: &Layout, accumulator: &Accumulator,
 
 /// Adds an element, or four.
 fn add(kb: &mut KernelBuilder<'_>, layout: &Layout, accumulator: &Accumulator, column: &str, x: &str) {
-    let Partial { kind, value, .. } = &accumulator.partial;
-    match kind {
-        Kind::Sum | Kind::Mean => kb.line(format!("{value} += {x};")),
-        Kind::Max => kb.line(format!("{value} = max({value}, {x});")),
-        Kind::Argmax => add_argmax(kb, layout, accumulator, column, x, 0),
+    if accumulator.partial.kind == Kind::Argmax {
+        add_argmax(kb, layout, accumulator, column, x, 0);
+    } else {
+        kb.line(accumulator.partial.adding(x));
     }
 }
 
@@ -257,10 +270,10 @@ fn add_argmax(kb: &mut KernelBuilder<'_>, layout: &Layout, accumulator: &Accumul
 }
 
 /// Makes the result of a reduction known to whatever is computed for its row.
-fn define_result(kb: &mut KernelBuilder<'_>, layout: &Layout, reduction: Reduction, total: &str) {
+fn define_result(kb: &mut KernelBuilder<'_>, n_columns: &Num, reduction: Reduction, total: &str) {
     let dtype = kb.ctx.graph.ty(reduction.result).dtype;
     let value = if reduction.kind == Kind::Mean {
-        let n = kb.num(&layout.n_columns);
+        let n = kb.num(n_columns);
         kb.bind(format!("{total} / f32({n})"))
     } else {
         total.to_owned()
@@ -280,12 +293,7 @@ fn write_outputs(kb: &mut KernelBuilder<'_>, layout: &Layout, row: &Row, rows: &
         if layout.lanes > 1 {
             kb.open(format!("if ({} == 0u)", row.lane));
         }
-        for out in single {
-            let index = kb.flat_index(out, &row.position, 1);
-            let x = kb.emit(out, &index, Width::One);
-            let name = kb.write(StepValue::Graph(out), kb.ctx.graph.ty(out).dtype, false);
-            kb.line(format!("st_{name}({}, {x});", row.position));
-        }
+        single.into_iter().for_each(|out| write_single(kb, out, &row.position));
         if layout.lanes > 1 {
             kb.close();
         }
@@ -305,6 +313,14 @@ fn write_outputs(kb: &mut KernelBuilder<'_>, layout: &Layout, row: &Row, rows: &
     if layout.guards_stores() {
         kb.close();
     }
+}
+
+/// Writes an output that has one element a row.
+fn write_single(kb: &mut KernelBuilder<'_>, out: ValueId, position: &str) {
+    let index = kb.flat_index(out, position, 1);
+    let x = kb.emit(out, &index, Width::One);
+    let name = kb.write(StepValue::Graph(out), kb.ctx.graph.ty(out).dtype, false);
+    kb.line(format!("st_{name}({position}, {x});"));
 }
 
 /// Writes an output of the whole domain at an index of the domain.

@@ -55,7 +55,14 @@ fn kept(graph: &Graph) -> SecondaryMap<ValueId, ()> {
 /// The graph whose adjoints compute again what they read of the segments named.
 #[must_use]
 pub fn recompute(graph: &Graph, names: &[String]) -> Graph {
-    let mut copier = Copier { old: graph, new: Graph::new(graph.name.clone()), map: SecondaryMap::new(), again: IndexMap::new(), kept: kept(graph), names };
+    let mut copier = Copier {
+        old: graph,
+        new: Graph::new(graph.name.clone()),
+        map: SecondaryMap::new(),
+        again: IndexMap::new(),
+        kept: kept(graph),
+        names,
+    };
     for (_, node) in graph.nodes() {
         let operands = node.operands.iter().map(|operand| {
             let operand = (*operand)?;
@@ -124,8 +131,8 @@ impl Copier<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use monopass_ir::GraphBuilder;
     use monopass_ir::DType;
+    use monopass_ir::GraphBuilder;
     use monopass_ir::compact::compact;
     use monopass_ir::eval::Interpreter;
     use monopass_ir::sample;

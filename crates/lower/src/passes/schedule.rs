@@ -50,9 +50,10 @@ impl Problem {
             .map(|(idx, own): (usize, &IndexSet<ValueId>)| {
                 let written = own.iter().filter_map(|value| writer.get(value).copied());
                 // What overwrites a state waits for everybody who reads it.
-                let read = fusion.clusters[idx].in_place.iter().flat_map(|(state, _)| {
-                    reads.iter().enumerate().filter(|(_, reads)| reads.contains(state)).map(|(other, _)| other)
-                });
+                let read = fusion.clusters[idx]
+                    .in_place
+                    .iter()
+                    .flat_map(|(state, _)| reads.iter().enumerate().filter(|(_, reads)| reads.contains(state)).map(|(other, _)| other));
                 written.chain(read).filter(|&other| other != idx).collect()
             })
             .collect();
@@ -65,7 +66,10 @@ impl Problem {
         let writes: Vec<Vec<(ValueId, i128)>> =
             fusion.clusters.iter().map(|cluster| cluster.stores().into_iter().filter_map(pooled).collect()).collect();
         Self {
-            reads: reads.iter().map(|own| own.iter().filter(|value| writer.contains_key(*value)).filter_map(|&value| pooled(value)).collect()).collect(),
+            reads: reads
+                .iter()
+                .map(|own| own.iter().filter(|value| writer.contains_key(*value)).filter_map(|&value| pooled(value)).collect())
+                .collect(),
             born: writes.iter().map(|own| own.iter().map(|(_, bytes)| bytes).sum()).collect(),
             writes,
             needs,
@@ -118,7 +122,8 @@ impl Problem {
             peak = peak.max(alive);
             self.finish(idx, &mut readers);
             let is_dead = |value: &ValueId| readers.get(value).is_none_or(|&count| count == 0);
-            let freed: i128 = self.reads[idx].iter().chain(&self.writes[idx]).filter(|(value, _)| is_dead(value)).map(|(_, bytes)| bytes).sum();
+            let freed: i128 =
+                self.reads[idx].iter().chain(&self.writes[idx]).filter(|(value, _)| is_dead(value)).map(|(_, bytes)| bytes).sum();
             alive -= freed;
         }
         peak

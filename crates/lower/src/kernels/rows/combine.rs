@@ -3,8 +3,8 @@
 //! Two levels: some invocations each combine a stride of all shares, and after a barrier every invocation combines
 //! those few for itself, so the result is in a register of each without being handed out. Few shares take one level.
 
-use super::Kind;
 use super::layout::{Layout, Row};
+use super::{Accumulator, Kind};
 use crate::emit::{KernelBuilder, Width};
 use indexmap::IndexMap;
 
@@ -24,6 +24,12 @@ pub(super) struct Partial {
 }
 
 impl Partial {
+    /// The statement that adds `x`, whose place does not matter: not for an argmax.
+    pub(super) fn adding(&self, x: &str) -> String {
+        let value = &self.value;
+        if self.kind == Kind::Max { format!("{value} = max({value}, {x});") } else { format!("{value} += {x};") }
+    }
+
     /// Four shares side by side become one.
     pub(super) fn fold_quad(self, kb: &mut KernelBuilder<'_>, width: Width) -> Self {
         if width == Width::One || self.kind == Kind::Argmax {
@@ -110,6 +116,91 @@ impl Arrays {
         kb.line("workgroupBarrier();");
         few.iter().map(|share| share.combine(kb, &layout.slots(row, "0u", 1, fan, fan))).collect()
     }
+}
+
+/// A workgroup of long rows side by side that are reduced once; each total goes to the one invocation that stores it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sheet {
+    /// Invocations a row, or for `rows_each` rows.
+    pub(super) lanes: u32,
+    /// Rows.
+    pub(super) rows: u32,
+    /// Rows an invocation: 1, or 4 as a vector.
+    pub(super) rows_each: u32,
+}
+
+/// What an invocation of a [`Sheet`] stores.
+pub(super) struct Totals {
+    /// Position of its row among all.
+    pub(super) row: String,
+    /// Result of each reduction.
+    pub(super) totals: Vec<String>,
+}
+
+impl Sheet {
+    /// Invocations.
+    pub(super) const fn threads(&self) -> u32 {
+        self.lanes * self.rows / self.rows_each
+    }
+
+    /// Opens the block in which an invocation has the totals of a row, the rows being those from `first` that are below
+    /// `n_rows`; `first` is `0u` where there are no others. Invocation `i` has brought its share of the row that is
+    /// `i % (rows / rows_each)` behind the first, or of four rows. Stands in uniform flow.
+    pub(super) fn open_totals(self, kb: &mut KernelBuilder<'_>, accumulators: &[Accumulator], first: &str, n_rows: u64) -> Totals {
+        let size = self.lanes * self.rows;
+        let mut shares = self.arrays(kb, accumulators, size, "shared");
+        for (shared, Accumulator { partial, .. }) in shares.iter().zip(accumulators) {
+            let value = &partial.value;
+            if self.rows_each == 1 {
+                kb.line(format!("{shared}[lid] = {value};"));
+            } else {
+                (0..4).for_each(|lane| kb.line(format!("{shared}[lid * 4u + {lane}u] = {value}[{lane}];")));
+            }
+        }
+        kb.line("workgroupBarrier();");
+        let mut n_shares = self.lanes;
+        if n_shares > ONE_LEVEL {
+            // At most as many as there are invocations: four rows each leave at least eight lanes a row.
+            let fan = if n_shares > 64 { 16 } else { 8 };
+            let few = self.arrays(kb, accumulators, fan * self.rows, "few");
+            kb.open(format!("if (lid < {}u)", fan * self.rows));
+            for ((few, shared), Accumulator { partial, .. }) in few.iter().zip(&shares).zip(accumulators) {
+                kb.line(format!("{few}[lid] = {};", in_steps(partial.kind, shared, n_shares / fan, fan * self.rows)));
+            }
+            kb.close();
+            kb.line("workgroupBarrier();");
+            (shares, n_shares) = (few, fan);
+        }
+        let row = if first == "0u" { "lid".to_owned() } else { kb.bind(format!("{first} + lid")) };
+        if first == "0u" {
+            kb.open(format!("if (lid < {}u)", n_rows.min(u64::from(self.rows))));
+        } else {
+            kb.open(format!("if (lid < {}u && {row} < {n_rows}u)", self.rows));
+        }
+        let total = |(shared, accumulator): (&String, &Accumulator)| {
+            let total = kb.fresh("r");
+            kb.line(format!("let {total} = {};", in_steps(accumulator.partial.kind, shared, n_shares, self.rows)));
+            total
+        };
+        let totals = shares.iter().zip(accumulators).map(total).collect();
+        Totals { row, totals }
+    }
+
+    /// A workgroup array for each reduction.
+    fn arrays(self, kb: &mut KernelBuilder<'_>, accumulators: &[Accumulator], size: u32, name: &str) -> Vec<String> {
+        let array = |(idx, accumulator): (usize, &Accumulator)| {
+            let name = format!("{name}{idx}");
+            kb.global(&format!("var<workgroup> {name}: array<{}, {size}>;", accumulator.partial.ty), u64::from(size) * 4);
+            name
+        };
+        accumulators.iter().enumerate().map(array).collect()
+    }
+}
+
+/// Elements of an array from the invocation's own on, `n` of them at a distance of `step`, combined.
+fn in_steps(kind: Kind, array: &str, n: u32, step: u32) -> String {
+    let element = |i: u32| if i == 0 { format!("{array}[lid]") } else { format!("{array}[lid + {}u]", i * step) };
+    pairwise(kind, &(0..n).map(element).collect::<Vec<_>>())
 }
 
 /// The shares of one reduction in workgroup memory.

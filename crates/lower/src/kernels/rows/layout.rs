@@ -15,8 +15,10 @@ const MAX_LANES_CPU: u32 = 32;
 const SHORT_ROW: u64 = 32;
 /// Rows side by side in a workgroup where neighboring elements belong to neighboring rows.
 const SIDE_BY_SIDE: u32 = 16;
+/// Elements of neighboring rows that a workgroup reads at once where rows are long: 128 bytes, a line of a GPU's cache.
+const LINE: u32 = 32;
 /// A loop of at most this many trips is unrolled, so that outputs find in registers what reductions have read.
-const MAX_UNROLLED: u64 = 8;
+pub(super) const MAX_UNROLLED: u64 = 8;
 
 /// The division of a domain into rows and columns, and of those among invocations.
 #[derive(Debug)]
@@ -27,15 +29,18 @@ pub(super) struct Layout {
     pub(super) rows: u32,
     /// Elements an invocation reads at a time.
     pub(super) width: Width,
+    /// Neighboring rows that these belong to: 1, or 4 where an invocation takes as many rows at once.
+    pub(super) rows_each: u32,
     /// Trips over the columns where they are unrolled.
     pub(super) unrolled: Option<u64>,
     /// Workgroups.
     pub(super) n_workgroups: Num,
     /// Columns.
     pub(super) n_columns: Num,
-    n_rows: Num,
+    /// Rows.
+    pub(super) n_rows: Num,
     /// Neighboring invocations have neighboring rows, and not neighboring columns of one.
-    side_by_side: bool,
+    pub(super) side_by_side: bool,
     /// Runs of axes that are all kept or all reduced.
     runs: Vec<Run>,
     axes: Vec<usize>,
@@ -58,49 +63,88 @@ pub(super) struct Row {
     /// Place of the invocation among those of the row.
     pub(super) lane: String,
     /// Place of the row among those of the workgroup.
-    place: String,
+    pub(super) place: String,
     /// Whether the row is not one repeated to fill the workgroup; a bool.
     pub(super) is_real: String,
     /// Position within each kept run.
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
+    /// First column and the end of the workgroup's piece of the row, if it has not all of it.
+    pub(super) piece: Option<[String; 2]>,
 }
 
 impl Layout {
     /// The division of the shape of `domain`. Depends on baked sizes only.
     pub(super) fn choose(kb: &mut KernelBuilder<'_>, domain: ValueId, axes: &[usize]) -> Self {
+        let (layout, inner) = Self::undivided(kb, domain, axes);
+        let is_quad = !layout.side_by_side && layout.last_is_quad(kb, domain) && layout.n_columns.is_multiple_of_4();
+        let width = if is_quad && !matches!(layout.n_columns, Num::Static(0)) { Width::Four } else { Width::One };
+        let (lanes, rows) = choose_lanes(kb, &layout.n_columns, width, layout.side_by_side.then_some(&inner));
+        let per_trip = u64::from(lanes) * n_elems(width);
+        let unrolled = match layout.n_columns {
+            Num::Static(n) if n % per_trip == 0 && n / per_trip <= MAX_UNROLLED => Some(n / per_trip),
+            Num::Static(_) | Num::Dynamic { .. } => None,
+        };
+        let n_workgroups = layout.n_rows.div_ceil(u64::from(rows));
+        Self { lanes, rows, width, unrolled, n_workgroups, ..layout }
+    }
+
+    /// The division for workgroups of at most `threads` invocations that each take a piece of long rows: all of them along
+    /// one row, or neighboring rows side by side, four an invocation where `quads` holds and their number allows it.
+    pub(super) fn of_pieces(kb: &mut KernelBuilder<'_>, domain: ValueId, axes: &[usize], threads: u32, quads: bool) -> Self {
+        let (layout, inner) = Self::undivided(kb, domain, axes);
+        let is_quad = layout.last_is_quad(kb, domain) && (quads || !layout.side_by_side);
+        let width = if is_quad { Width::Four } else { Width::One };
+        let rows_each = if is_quad && layout.side_by_side { 4 } else { 1 };
+        let most = (LINE / rows_each).min(threads);
+        let across = match inner {
+            Num::Static(n) if layout.side_by_side => {
+                u32::try_from(n / u64::from(rows_each)).unwrap_or(most).clamp(1, most).next_power_of_two()
+            }
+            Num::Static(_) | Num::Dynamic { .. } => 1,
+        };
+        let rows = across * rows_each;
+        let n_workgroups = layout.n_rows.div_ceil(u64::from(rows));
+        Self { lanes: threads / across, rows, width, rows_each, n_workgroups, ..layout }
+    }
+
+    /// The domain with one invocation a row, and how many neighboring elements belong to rows of their own.
+    fn undivided(kb: &mut KernelBuilder<'_>, domain: ValueId, axes: &[usize]) -> (Self, Num) {
         let sizes = kb.sizes(domain);
         let pick = |is_reduced: bool| -> Vec<Num> {
             sizes.iter().enumerate().filter(|(axis, _)| axes.contains(axis) == is_reduced).map(|(_, size)| size.clone()).collect()
         };
         let (kept_sizes, reduced_sizes) = (pick(false), pick(true));
-        let (n_rows, n_columns) = (product(&kept_sizes), product(&reduced_sizes));
         let last_is_reduced = sizes.len().checked_sub(1).is_some_and(|last| axes.contains(&last));
-        let is_quad = last_is_reduced && n_columns.is_multiple_of_4() && sizes.last().is_some_and(Num::is_multiple_of_4);
-        let is_quad = is_quad && !matches!(n_columns, Num::Static(0));
-        let width = if is_quad { Width::Four } else { Width::One };
         let runs = runs(sizes.len(), axes);
         let inner = product(kept_sizes.iter().rev().take(if last_is_reduced { 0 } else { run_len(&runs) }));
-        let (lanes, rows) = choose_lanes(kb, &n_columns, width, (!last_is_reduced).then_some(&inner));
-        let per_trip = u64::from(lanes) * n_elems(width);
-        let unrolled = match n_columns {
-            Num::Static(n) if n % per_trip == 0 && n / per_trip <= MAX_UNROLLED => Some(n / per_trip),
-            Num::Static(_) | Num::Dynamic { .. } => None,
-        };
-        let n_workgroups = n_rows.div_ceil(u64::from(rows));
-        Self {
-            lanes,
-            rows,
-            width,
-            unrolled,
-            n_workgroups,
-            n_columns,
+        let n_rows = product(&kept_sizes);
+        let layout = Self {
+            lanes: 1,
+            rows: 1,
+            width: Width::One,
+            rows_each: 1,
+            unrolled: None,
+            n_workgroups: n_rows.clone(),
+            n_columns: product(&reduced_sizes),
             n_rows,
             side_by_side: !last_is_reduced,
             runs,
             axes: axes.to_vec(),
             kept_sizes,
             reduced_sizes,
-        }
+        };
+        (layout, inner)
+    }
+
+    /// Whether 4 divides the last axis, along which elements are read.
+    fn last_is_quad(&self, kb: &mut KernelBuilder<'_>, domain: ValueId) -> bool {
+        let rank = self.kept_sizes.len() + self.reduced_sizes.len();
+        rank > 0 && kb.size(domain, rank - 1).is_multiple_of_4()
+    }
+
+    /// Columns that an invocation reads at a time.
+    pub(super) fn columns_each(&self) -> u64 {
+        if self.rows_each == 1 { n_elems(self.width) } else { 1 }
     }
 
     /// What one invocation does, for the top of the module.
@@ -114,7 +158,7 @@ impl Layout {
 
     /// Most trips of a loop over the columns.
     pub(super) fn loop_trips(&self) -> u64 {
-        if self.unrolled.is_some() { 0 } else { self.n_columns.value().div_ceil(u64::from(self.lanes) * n_elems(self.width)) }
+        if self.unrolled.is_some() { 0 } else { self.n_columns.value().div_ceil(u64::from(self.lanes) * self.columns_each()) }
     }
 
     /// Whether some invocations have no row of their own but take part in barriers.
@@ -150,7 +194,7 @@ impl Layout {
             kb.bind(format!("min({row}, {last})"))
         };
         let parts = self.row_parts(kb, &position);
-        Row { position, lane, place, is_real, parts }
+        Row { position, lane, place, is_real, parts, piece: None }
     }
 
     /// Closes the block of the rows.
@@ -159,15 +203,19 @@ impl Layout {
         kb.close();
     }
 
-    fn row_parts(&self, kb: &mut KernelBuilder<'_>, position: &str) -> Vec<Part> {
-        let whole =
-            if self.n_rows.is_one() { Part::zero(self.kept_sizes.clone()) } else { Part::new(position, self.kept_sizes.clone(), 1) };
+    /// Position within each kept run of the row at `position`, which is an identifier.
+    pub(super) fn row_parts(&self, kb: &mut KernelBuilder<'_>, position: &str) -> Vec<Part> {
+        let whole = if self.n_rows.is_one() {
+            Part::zero(self.kept_sizes.clone())
+        } else {
+            Part::new(position, self.kept_sizes.clone(), u64::from(self.rows_each))
+        };
         split(kb, whole, &self.runs, false)
     }
 
     /// Index of the domain at a column, which is an identifier.
     fn index(&self, kb: &mut KernelBuilder<'_>, row: &Row, column: &str) -> Index {
-        let whole = Part::new(column, self.reduced_sizes.clone(), n_elems(self.width));
+        let whole = Part::new(column, self.reduced_sizes.clone(), self.columns_each());
         let mut columns = split(kb, whole, &self.runs, true).into_iter();
         let mut rows = row.parts.iter().cloned();
         Index(self.runs.iter().filter_map(|run| if run.is_reduced { columns.next() } else { rows.next() }).collect())
@@ -175,7 +223,7 @@ impl Layout {
 
     /// Columns of an unrolled trip.
     pub(super) fn column_of_trip(&self, kb: &mut KernelBuilder<'_>, row: &Row, trip: u64) -> (String, Index) {
-        let first = trip * u64::from(self.lanes) * n_elems(self.width);
+        let first = trip * u64::from(self.lanes) * self.columns_each();
         let own = self.own_column(row);
         // Bound even where it is a number, since position 0 of a run would mean that the run is never left.
         let column = match (own.as_str(), trip) {
@@ -189,9 +237,12 @@ impl Layout {
 
     /// The first columns of an invocation, or the last of the row for one that has none.
     pub(super) fn first_column(&self, kb: &mut KernelBuilder<'_>, row: &Row) -> (String, Index) {
-        let width = n_elems(self.width);
-        let n = kb.num(&self.n_columns);
-        let last = if let Num::Static(n) = self.n_columns { format!("{}u", n.saturating_sub(width)) } else { format!("{n} - {width}u") };
+        let each = self.columns_each();
+        let last = match (&row.piece, &self.n_columns) {
+            (Some([_, end]), _) => format!("{end} - {each}u"),
+            (None, Num::Static(n)) => format!("{}u", n.saturating_sub(each)),
+            (None, Num::Dynamic { .. }) => format!("{} - {each}u", kb.num(&self.n_columns)),
+        };
         let own = self.own_column(row);
         let column = kb.bind(format!("min({own}, {last})"));
         let index = self.index(kb, row, &column);
@@ -201,15 +252,19 @@ impl Layout {
     /// Opens a loop over the columns of an invocation.
     pub(super) fn open_columns(&self, kb: &mut KernelBuilder<'_>, row: &Row) -> (String, Index) {
         let column = kb.fresh("c");
-        let n = kb.num(&self.n_columns);
-        let step = u64::from(self.lanes) * n_elems(self.width);
+        let n = row.piece.as_ref().map_or_else(|| kb.num(&self.n_columns), |[_, end]| end.clone());
+        let step = u64::from(self.lanes) * self.columns_each();
         kb.open(format!("for (var {column} = {}; {column} < {n}; {column} += {step}u)", self.own_column(row)));
         let index = self.index(kb, row, &column);
         (column, index)
     }
 
     fn own_column(&self, row: &Row) -> String {
-        if self.width == Width::One || row.lane == "0u" { row.lane.clone() } else { format!("{} * 4u", row.lane) }
+        let own = if self.columns_each() == 1 || row.lane == "0u" { row.lane.clone() } else { format!("{} * 4u", row.lane) };
+        match &row.piece {
+            Some([begin, _]) if begin != "0u" => format!("{begin} + {own}"),
+            Some(_) | None => own,
+        }
     }
 
     /// Whether an output covers the whole domain and is not one element a row.
