@@ -105,7 +105,7 @@ const MAX_PARTS: usize = 800;
 pub fn svg(title: &str, entries: &[Entry]) -> Result<String, String> {
     let mut text = String::new();
     let [width, height] = SIZE.map(u32::from);
-    draw(SVGBackend::with_string(&mut text, (width, height)).into_drawing_area(), title, entries).map_err(|error| error.to_string())?;
+    draw(&SVGBackend::with_string(&mut text, (width, height)).into_drawing_area(), title, entries).map_err(|error| error.to_string())?;
     Ok(text)
 }
 
@@ -115,11 +115,11 @@ pub fn svg(title: &str, entries: &[Entry]) -> Result<String, String> {
 /// The words of the library that draws it.
 pub fn png(title: &str, entries: &[Entry]) -> Result<Vec<u8>, String> {
     let mut pixels = Pixels::new(SIZE);
-    draw((&mut pixels).into_drawing_area(), title, entries).map_err(|error| error.to_string())?;
+    draw(&(&mut pixels).into_drawing_area(), title, entries).map_err(|error| error.to_string())?;
     pixels.encode().map_err(|error| error.to_string())
 }
 
-fn draw<B: DrawingBackend>(area: DrawingArea<B, Shift>, title: &str, entries: &[Entry]) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, title: &str, entries: &[Entry]) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
     let steps = points(entries, |entry| if let Entry::Step { loss, .. } = entry { Some(f64::from(*loss)) } else { None });
     let evals = points(entries, |entry| if let Entry::Eval { loss, .. } = entry { Some(*loss) } else { None });
     area.fill(&WHITE)?;
@@ -128,7 +128,7 @@ fn draw<B: DrawingBackend>(area: DrawingArea<B, Shift>, title: &str, entries: &[
     let (lo, hi) = all().fold((f64::MAX, f64::MIN), |(lo, hi), &(_, loss)| (lo.min(loss), hi.max(loss)));
     let (lo, hi) = if lo <= hi { (lo, hi.max(lo + 1e-3)) } else { (0.0, 1.0) };
     let margin = 0.05 * (hi - lo);
-    let mut chart = ChartBuilder::on(&area)
+    let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 22))
         .margin(12)
         .margin_right(28)

@@ -38,8 +38,8 @@ impl StorageType {
     pub(super) fn round(self, values: &[f32]) -> Result<Elements, f32> {
         Ok(match self {
             Self::F32 => Elements::F32(values.to_vec()),
-            Self::F16 => Elements::F16(rounded(values, f16::from_f32, |value| value.is_finite())?),
-            Self::Bf16 => Elements::Bf16(rounded(values, bf16::from_f32, |value| value.is_finite())?),
+            Self::F16 => Elements::F16(rounded(values, f16::from_f32, f16::is_finite)?),
+            Self::Bf16 => Elements::Bf16(rounded(values, bf16::from_f32, bf16::is_finite)?),
         })
     }
 }
