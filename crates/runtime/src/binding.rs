@@ -22,7 +22,7 @@ pub(crate) struct Binding {
 }
 
 /// Bit i says which buffer of the i-th state that a command binds has the content.
-type Turns = u32;
+type Turns = u64;
 
 impl Session {
     /// The index of the binding to `exec`; makes it, the states and the bind groups at the first call.
@@ -96,7 +96,7 @@ impl Binding {
     fn turns(&self, exec: &Inner, states: &IndexMap<String, State>, cmd_idx: usize, after_turn: bool) -> Turns {
         let bit = |(bit, &state_idx): (usize, &usize)| {
             let current = states.get_index(self.states[state_idx]).map_or(0, |(_, state)| turn(state, after_turn));
-            u32::from(current == 1) << bit
+            u64::from(current == 1) << bit
         };
         exec.cmds[cmd_idx].states.iter().enumerate().map(bit).sum()
     }

@@ -112,7 +112,7 @@ fn check_cmd(plan: &Plan, idx: usize, cmd: &Cmd, target: &Target) -> Result<(), 
     }
     cmd.args.iter().try_for_each(|arg| check_resource(plan, &what, arg.resource))?;
     // Whose turn it is takes one bit of a word for each.
-    limit(&what, "states bound by one command", cmd.args.iter().filter(|arg| is_state(plan, arg.resource)).count() as u64, 32)?;
+    limit(&what, "states bound by one command", cmd.args.iter().filter(|arg| is_state(plan, arg.resource)).count() as u64, 64)?;
     for n in cmd.workgroups {
         limit(&what, "workgroups in one dimension", n.into(), target.max_workgroups.into())?;
     }

@@ -55,11 +55,14 @@ pub(crate) struct Args {
     /// Layers
     #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one())]
     layers: usize,
+    /// Rows of the embedding: what is more than there are tokens is padding, which is never generated
+    #[arg(long, value_name = "N")]
+    vocab_rows: Option<usize>,
     /// A head of its own, and not the embedding
     #[arg(long)]
     untied: bool,
     /// Start from this checkpoint, whose configuration then is the model's
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["block", "config", "layers", "untied", "init"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["block", "config", "layers", "vocab_rows", "untied", "init"])]
     model: Option<PathBuf>,
     #[command(flatten)]
     checkpoint: CheckpointArgs,

@@ -142,7 +142,11 @@ fn model(args: &Args, vocab_size: usize) -> Result<(LmConfig, Tensors)> {
     let block = BlockConfig::named(&args.block, DEFAULT_D_MODEL);
     let mut block = block.ok_or_else(|| Failure::new(format!("no block is called {:?}", args.block)))?;
     block.set(&args.config).or_report()?;
-    let config = LmConfig { tie_embeddings: !args.untied, ..LmConfig::new(block, args.layers, vocab_size) };
+    let rows = args.vocab_rows.unwrap_or(vocab_size);
+    if rows < vocab_size {
+        return Err(Failure::new(format!("--vocab-rows is {rows}, and there are {vocab_size} tokens")).help("give at least as many").into());
+    }
+    let config = LmConfig { tie_embeddings: !args.untied, vocab_padding: rows - vocab_size, ..LmConfig::new(block, args.layers, rows) };
     config.sizes().or_report()?;
     let scheme = match args.init {
         Init::Official => init::Scheme::Official,

@@ -225,13 +225,16 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
     candidates.into_iter().rev().map(|(.., std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
 }
 
+/// Buffers that bodies are joined up to, however many a kernel may bind: the runtime knows the turns of 64 states a command.
+const MAX_BOUND: usize = 64;
+
 /// Whether a cluster of one kernel with one more body still binds no more than that may; others may leave bodies out again.
 fn has_room(fuser: &Fuser<'_>, cluster: &Cluster, read: &IndexSet<ValueId>, wanted: &IndexSet<ValueId>) -> bool {
     let (ClusterKind::Elementwise(_) | ClusterKind::Cumsum(_) | ClusterKind::Rows(_)) = cluster.kind else { return true };
     let stores = cluster.stores();
     let loads: IndexSet<Option<ValueId>> =
         read.union(wanted).filter(|load| !stores.contains(load)).map(|&load| (!fuser.is_packed.contains(&load)).then_some(load)).collect();
-    loads.len() + stores.len() < fuser.max_buffers
+    loads.len() + stores.len() < fuser.max_buffers.min(MAX_BOUND)
 }
 
 /// Stored values and inputs, states and params that computing `roots` loads; constants aside.
