@@ -8,7 +8,7 @@ use monopass::{Generator, blocks::checkpoint};
 use std::ops::ControlFlow;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = DirFiles::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny-bytes"))?;
+    let files = DirFiles::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/sotu-mamba2"))?;
     let model = checkpoint::load(&files)?;
     let engine = blocking::open(ExecutorChoice::Auto, &EngineOptions::default())?;
     println!("{}", engine.describe());
@@ -16,10 +16,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt: Vec<u32> = "The ".bytes().map(u32::from).collect();
     let generated = pollster::block_on(async {
         let mut generator = Generator::new(&engine, model.config, model.params).await?;
-        generator.generate(&prompt, 32, async |_token| ControlFlow::Continue(())).await
+        generator.generate(&prompt, 64, async |_token| ControlFlow::Continue(())).await
     })?;
     let bytes: Vec<u8> = generated.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
-    // The model was never trained, so this is noise.
     println!("{:?}", String::from_utf8_lossy(&bytes));
     println!("{} submit and {} dispatches a token", generated.step.submits, generated.step.dispatches);
     Ok(())

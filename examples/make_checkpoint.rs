@@ -1,7 +1,7 @@
-//! Makes the checkpoint in `models/tiny-bytes` from a fixed seed: with a directory as argument writes it there, without
-//! one only says what it would write. A test compares the shipped files with it, byte for byte.
+//! Makes a small checkpoint with random weights from a fixed seed: with a directory as argument writes it there, without one only says what
+//! it would write.
 
-#![allow(clippy::print_stdout, dead_code, reason = "a program for the terminal, and a test includes it")]
+#![allow(clippy::print_stdout, reason = "a program for the terminal")]
 
 use monopass::blocks::{CheckpointError, checkpoint, init};
 use monopass::{LmConfig, Mamba2Config};
@@ -23,13 +23,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// One token a byte, two layers, about 100 kB.
-pub(crate) fn config() -> LmConfig {
+fn config() -> LmConfig {
     let block = Mamba2Config { d_state: 16, headdim: 16, ..Mamba2Config::new(32) };
     LmConfig::new(block, 2, 256)
 }
 
 /// The files of the checkpoint by name, in the layout of Hugging Face.
-pub(crate) fn files() -> Result<impl IntoIterator<Item = (String, Vec<u8>)>, CheckpointError> {
+fn files() -> Result<impl IntoIterator<Item = (String, Vec<u8>)>, CheckpointError> {
     let config = config();
     checkpoint::save(&config, &init::lm(&config, SEED)?)
 }

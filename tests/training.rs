@@ -20,7 +20,8 @@ fn engine() -> Outcome<Option<Engine>> {
     match blocking::open(ExecutorChoice::Gpu, &EngineOptions::default()) {
         Ok(engine) => Ok(Some(engine)),
         Err(error) => {
-            eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
+            #[expect(clippy::print_stderr, reason = "a test that does not run says so")]
+            let () = eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
             if std::env::var("MONOPASS_REQUIRE_GPU").is_ok_and(|value| value == "1") {
                 return Err("MONOPASS_REQUIRE_GPU is set, so a test may not skip".into());
             }
@@ -101,6 +102,7 @@ fn wide_losses(config: &LmConfig, step: &TrainStep, params: &Tensors, batches: &
         .filter(|(name, _)| graph.states().any(|(own, _)| own == name.as_str()))
         .map(|(name, tensor)| (name.clone(), tensor.to_f32_vec().into_iter().map(f64::from).collect()))
         .collect();
+    #[expect(clippy::cast_possible_truncation, reason = "rates are f32")]
     let scalar = |value: f64| TensorData::f32([], [value as f32]);
     let mut losses = Vec::new();
     for (i, batch) in batches.iter().enumerate() {

@@ -46,7 +46,7 @@ fn components(runner: &mut Runner) -> Outcome {
 
 /// The reference vectors on an executor.
 pub(crate) fn cases(runner: &mut Runner, executor: &str, more: &[&str]) -> Outcome {
-    let args = ["cases", GOLDEN, "--executor", executor];
+    let args = ["cases", GOLDEN, "--grads", "--executor", executor];
     let name = [&["cases", "on", executor], more].concat().join(" ");
     runner.built(&name, "monopass", &[&args, more].concat())
 }

@@ -1,4 +1,4 @@
-//! The graph of a whole training step: forward, loss, backward, clipping, AdamW, and the states carried to the next step.
+//! The graph of a whole training step: forward, loss, backward, clipping, `AdamW`, and the states carried to the next step.
 
 use super::adapter::{Adapter, adapted};
 use super::loss::{head_loss, head_sum};
@@ -240,7 +240,7 @@ fn trained<'g>(g: &'g GraphBuilder, config: &LmConfig, step: &TrainStep) -> Vec<
         }
         Some(Trained { name: name.clone(), whole, rows: rows.clone(), decay_exempt: info.decay_exempt })
     });
-    let adapters = step.adapters.iter().flat_map(|adapter| adapter.names()).filter_map(|name| {
+    let adapters = step.adapters.iter().flat_map(Adapter::names).filter_map(|name| {
         let whole = g.find_param(&name)?;
         Some(Trained { name, rows: 0..whole.dim(0), whole, decay_exempt: false })
     });

@@ -1,7 +1,7 @@
 //! What training adds to the graphs of a model: the loss of the head over blocks of rows, the optimizer, and whole steps.
 //!
 //! In reading order: [`loss`] (cross-entropy with its gradients, without logits of all rows at once), [`optimizer`] (a step of
-//! AdamW, the norm of all gradients, and learning rates over time), [`adapter`] (low-rank adapters of frozen weights), [`graph`](mod@graph)
+//! `AdamW`, the norm of all gradients, and learning rates over time), [`adapter`] (low-rank adapters of frozen weights), [`graph`](mod@graph)
 //! (a whole step).
 
 pub mod adapter;

@@ -111,7 +111,7 @@ pub(crate) struct Args {
     /// Largest norm of all gradients together; 0 for no limit
     #[arg(long, value_name = "NORM", default_value = "1")]
     clip: f64,
-    /// all, wsla (the rows of B and C in every in_proj), or patterns of parameter names with * and ?, separated by commas
+    /// all, wsla (the rows of B and C in every input projection), or patterns of parameter names with * and ?, separated by commas
     #[arg(long, value_name = "WHAT", default_value = "all")]
     trainable: String,
     /// Train low-rank adapters of the weights that match these patterns, and nothing else unless --trainable says so

@@ -93,7 +93,7 @@ impl Log {
         let (loss, perplexity) = (evaluation.loss(), evaluation.perplexity());
         if !self.is_json {
             self.bar.suspend(|| {
-                note(&format!("step {step}: held-out loss {loss:.4}, perplexity {perplexity:.3}, {bits_per_byte:.4} bits a byte"))
+                note(&format!("step {step}: held-out loss {loss:.4}, perplexity {perplexity:.3}, {bits_per_byte:.4} bits a byte"));
             });
         }
         // The time that judging takes is no step's.

@@ -144,7 +144,9 @@ fn model(args: &Args, vocab_size: usize) -> Result<(LmConfig, Tensors)> {
     block.set(&args.config).or_report()?;
     let rows = args.vocab_rows.unwrap_or(vocab_size);
     if rows < vocab_size {
-        return Err(Failure::new(format!("--vocab-rows is {rows}, and there are {vocab_size} tokens")).help("give at least as many").into());
+        return Err(Failure::new(format!("--vocab-rows is {rows}, and there are {vocab_size} tokens"))
+            .help("give at least as many")
+            .into());
     }
     let config = LmConfig { tie_embeddings: !args.untied, vocab_padding: rows - vocab_size, ..LmConfig::new(block, args.layers, rows) };
     config.sizes().or_report()?;
