@@ -7,7 +7,7 @@ use super::data::{Order, Position};
 use super::hash::fnv1a;
 use crate::error::Error;
 use monopass_blocks::cases::read_tensors;
-use monopass_blocks::checkpoint::write_tensors;
+use monopass_blocks::checkpoint::{WEIGHTS_FILE, write_tensors};
 use monopass_ir::eval::Tensors;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -34,6 +34,8 @@ pub struct RunOptions {
     pub len: usize,
     /// Batches a step.
     pub accumulate: usize,
+    /// Share of the text that is held out.
+    pub held_out: f64,
     /// Order of windows.
     pub order: Order,
     /// What they are drawn from.
@@ -84,6 +86,12 @@ pub enum StoreError {
         /// Its last saved step.
         step: u64,
     },
+    /// There is a model that a run would overwrite.
+    #[error("{}: there is a model already\n  help: give another directory to --out", path.display())]
+    Occupied {
+        /// The file.
+        path: PathBuf,
+    },
     /// A description is no description of ours.
     #[error("{}: not the description of a saved step: {problem}\n  help: remove the file to go on from the one before it", path.display())]
     Description {
@@ -132,8 +140,12 @@ impl Store {
     /// Makes the directory of a new run.
     ///
     /// # Errors
-    /// [`StoreError::Exists`] if there is a run in it; [`StoreError::Io`].
+    /// [`StoreError::Exists`] if there is a run in it, [`StoreError::Occupied`] if there is another model; [`StoreError::Io`].
     pub fn begin(&self) -> Result<(), StoreError> {
+        let model = self.dir.join(WEIGHTS_FILE);
+        if self.steps()?.is_empty() && model.exists() {
+            return Err(StoreError::Occupied { path: model });
+        }
         let dir = self.dir.join(DIR);
         fs::create_dir_all(&dir).map_err(|source| StoreError::Io { path: dir.clone(), source })?;
         match self.steps()?.last() {
@@ -193,6 +205,7 @@ impl Store {
             ("--batch", saved.batch.to_string(), given.batch.to_string()),
             ("--len", saved.len.to_string(), given.len.to_string()),
             ("--accumulate", saved.accumulate.to_string(), given.accumulate.to_string()),
+            ("--held-out", saved.held_out.to_string(), given.held_out.to_string()),
             ("windows", format!("{:?}", saved.order), format!("{:?}", given.order)),
             ("--seed", saved.seed.to_string(), given.seed.to_string()),
             ("--trainable", saved.trainable.clone(), given.trainable.clone()),
@@ -271,6 +284,7 @@ mod tests {
             batch: 3,
             len: 4,
             accumulate: 1,
+            held_out: 0.1,
             order: Order::Carried,
             seed: 5,
             trainable: "all".to_owned(),

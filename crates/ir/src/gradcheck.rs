@@ -55,7 +55,7 @@ pub struct Report {
     pub n_checked: usize,
     /// Elements left out because differences do not settle or differ on both sides: there is a jump or a kink, such as that of `max`.
     pub n_not_smooth: usize,
-    /// Whether the worst error is within the tolerance.
+    /// Whether something was compared, and the worst error is within the tolerance.
     pub passed: bool,
 }
 
@@ -71,6 +71,17 @@ pub enum GradcheckError {
     /// No float result, or no float source.
     #[error("gradcheck: the graph has no float result that could depend on a float source\n  help: give it an f32 output and an f32 input")]
     NothingToCheck,
+    /// The results are not finite at the given contents.
+    #[error(
+        "gradcheck: the results are not finite here\n  help: check at contents in the domain of the ops, such as positive ones for log"
+    )]
+    NotFinite,
+    /// A value is rounded to 16 bits on the way, so that differences say nothing.
+    #[error("gradcheck: {value} rounds to 16 bits, which has no derivative by differences\n  help: check the graph in f32")]
+    Rounds {
+        /// Op and type of the value.
+        value: String,
+    },
 }
 
 /// Compares the gradients of `graph` at the given contents with finite differences.
@@ -88,6 +99,9 @@ pub fn check(graph: &Graph, inputs: &Tensors, params: &Tensors, states: &Tensors
         .collect();
     if graph.outputs.is_empty() || sources.is_empty() {
         return Err(GradcheckError::NothingToCheck);
+    }
+    if let Some(value) = rounded(&graph) {
+        return Err(GradcheckError::Rounds { value });
     }
     let wide_states: WideTensors = graph
         .states()
@@ -111,6 +125,9 @@ pub fn check(graph: &Graph, inputs: &Tensors, params: &Tensors, states: &Tensors
         middle: 0.0,
     };
     point.middle = point.value()?;
+    if !point.middle.is_finite() {
+        return Err(GradcheckError::NotFinite);
+    }
     let mut report = Report::default();
     for ((name, shape), analytic) in sources.iter().zip(&analytic) {
         let scale = analytic.iter().fold(peak * 1e-6, |scale, value| scale.max(value.abs()));
@@ -129,7 +146,8 @@ pub fn check(graph: &Graph, inputs: &Tensors, params: &Tensors, states: &Tensors
             }
         }
     }
-    report.passed = report.worst.as_ref().is_none_or(|worst| worst.error <= with.tolerance);
+    // Where nothing could be compared, nothing was found to be right.
+    report.passed = report.worst.as_ref().is_some_and(|worst| worst.error <= with.tolerance);
     Ok(report)
 }
 
@@ -142,6 +160,13 @@ fn float_results(graph: &Graph) -> Graph {
     outputs.retain(|named| graph.ty(named.value).dtype == DType::F32);
     graph.outputs = outputs;
     graph
+}
+
+/// An op's result of 16 bits, if there is one.
+fn rounded(graph: &Graph) -> Option<String> {
+    let of_op = graph.nodes().filter(|(_, node)| node.op().is_some());
+    let mut results = of_op.flat_map(|(_, node)| node.results.iter().map(move |&value| (node.mnemonic(), graph.ty(value))));
+    results.find(|(_, ty)| ty.dtype.is_float() && ty.dtype.size_bytes() < 4).map(|(op, ty)| format!("{op} {ty}"))
 }
 
 /// A number in `[-1, 1]` for each element of each output, as f32.

@@ -267,7 +267,7 @@ fn accumulated<'g>(
     };
     let sums: Vec<(Tensor<'g>, Tensor<'g>)> = trained.iter().zip(gradients).map(sum).collect();
     let is_last = phase == Phase::Apply;
-    // What was there times zero, so that the update is one kernel with what reads it.
+    // After the last batch the sums start anew.
     let next = |so_far: Tensor<'g>, sum: Tensor<'g>| if is_last { g.constant(0.0, DType::F32, so_far.shape()) } else { sum };
     g.update(ACCUMULATED_ROWS, next(so_far, n_rows));
     for (one, &(so_far, sum)) in trained.iter().zip(&sums) {

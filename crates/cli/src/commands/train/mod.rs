@@ -88,7 +88,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "carried")]
     windows: Windows,
     /// Largest learning rate
-    #[arg(long, value_name = "RATE", default_value = "0.003")]
+    #[arg(long, value_name = "RATE", default_value = "0.003", allow_negative_numbers = true)]
     lr: f64,
     /// Steps over which the rate rises to it
     #[arg(long, value_name = "N", default_value = "50")]
@@ -97,10 +97,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "cosine")]
     schedule: ScheduleName,
     /// Share of the largest rate that is left at the last step
-    #[arg(long, value_name = "SHARE", default_value = "0.1")]
+    #[arg(long, value_name = "SHARE", default_value = "0.1", allow_negative_numbers = true)]
     min_lr: f64,
     /// Share of a weight, times the rate, that a step takes off; none of norms, biases, decays and skips
-    #[arg(long, value_name = "SHARE", default_value = "0.1")]
+    #[arg(long, value_name = "SHARE", default_value = "0.1", allow_negative_numbers = true)]
     weight_decay: f64,
     /// Decay of the mean of gradients
     #[arg(long, default_value = "0.9")]
@@ -109,22 +109,23 @@ pub(crate) struct Args {
     #[arg(long, default_value = "0.95")]
     beta2: f64,
     /// Largest norm of all gradients together; 0 for no limit
-    #[arg(long, value_name = "NORM", default_value = "1")]
+    #[arg(long, value_name = "NORM", default_value = "1", allow_negative_numbers = true)]
     clip: f64,
     /// all, wsla (the rows of B and C in every input projection), or patterns of parameter names with * and ?, separated by commas
-    #[arg(long, value_name = "WHAT", default_value = "all")]
-    trainable: String,
+    /// [default: all, or the adapters alone with --lora]
+    #[arg(long, value_name = "WHAT")]
+    trainable: Option<String>,
     /// Train low-rank adapters of the weights that match these patterns, and nothing else unless --trainable says so
     #[arg(long, value_name = "GLOB,...")]
     lora: Option<String>,
     /// Rank of the adapters
-    #[arg(long, value_name = "N", default_value = "8", value_parser = at_least_one())]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = at_least_one(), requires = "lora")]
     lora_rank: usize,
     /// The adapters count alpha / rank
     #[arg(long, value_name = "ALPHA", default_value = "16")]
     lora_alpha: f64,
     /// Share of the text, its end, that is held out to judge the model by
-    #[arg(long, value_name = "SHARE", default_value = "0.1")]
+    #[arg(long, value_name = "SHARE", default_value = "0.1", allow_negative_numbers = true)]
     held_out: f64,
     /// Steps between judgements on held-out text; 0 judges at the end alone
     #[arg(long, value_name = "N", default_value = "200")]
@@ -315,6 +316,10 @@ impl Run<'_> {
     fn save(&mut self) -> Result<()> {
         self.settle()?;
         let state = block_on(self.trainer.state()).or_report()?;
+        if let Some(name) = state.iter().find(|(_, tensor)| tensor.as_f32().is_some_and(|values| values.iter().any(|x| !x.is_finite()))) {
+            let what = format!("after step {} {} is not finite; the step was not saved", self.trainer.n_steps(), name.0);
+            return Err(Failure::new(what).help("take a smaller --lr or a longer --warmup; the last save is whole").into());
+        }
         self.store.save(self.trainer.n_steps(), self.batches.position(), &self.setup.run, &state).or_report()?;
         export::model(self.args, self.setup, &state)?;
         self.log.draw()
@@ -328,10 +333,11 @@ impl Run<'_> {
             return Ok(Outcome::Bad);
         }
         let evaluation = if self.held_out.is_empty() { None } else { Some(block_on(self.trainer.evaluate(self.held_out)).or_report()?) };
+        self.save()?;
         if let Some(evaluation) = &evaluation {
             self.log.evaluated(step, evaluation, self.setup.bytes_per_token)?;
+            self.log.draw()?;
         }
-        self.save()?;
         self.log.close();
         self.report(corpus, text, evaluation.as_ref())?;
         Ok(Outcome::Good)

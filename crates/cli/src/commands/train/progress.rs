@@ -9,6 +9,7 @@ use monopass::Counters;
 use monopass::train::curve::{self, Entry};
 use monopass::train::store::write_atomically;
 use monopass::train::{Evaluation, StepOutcome};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -16,6 +17,9 @@ use std::time::Instant;
 const LOG_FILE: &str = "curve.jsonl";
 /// Names of the picture, in both forms.
 const PICTURE_FILES: [&str; 2] = ["curve.svg", "curve.png"];
+
+/// Ends of steps from which the rate is taken.
+const RATE_STEPS: usize = 17;
 
 pub(super) struct Log {
     bar: ProgressBar,
@@ -30,7 +34,8 @@ pub(super) struct Log {
     tokens: u64,
     step: u64,
     tokens_per_step: u64,
-    last: Instant,
+    /// When the last steps ended, the latest last: two are in flight, so one interval alone says little.
+    ends: VecDeque<Instant>,
     counters: Counters,
 }
 
@@ -53,7 +58,7 @@ impl Log {
             tokens: step * tokens_per_step,
             step,
             tokens_per_step,
-            last: Instant::now(),
+            ends: VecDeque::from([Instant::now()]),
             counters: Counters::default(),
         })
     }
@@ -80,8 +85,7 @@ impl Log {
         let loss = if self.rows > 0.0 { (self.loss_sum / self.rows) as f32 } else { 0.0 };
         let grad_norm = outcome.grad_norm.unwrap_or_default();
         #[expect(clippy::cast_precision_loss, reason = "tokens of one step")]
-        let tokens_per_s = self.tokens_per_step as f64 / self.last.elapsed().as_secs_f64().max(1e-9);
-        self.last = Instant::now();
+        let tokens_per_s = self.tokens_per_step as f64 * self.steps_per_s();
         (self.loss_sum, self.rows) = (0.0, 0.0);
         self.bar.set_position(self.step);
         self.bar.set_message(format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s  gradient {grad_norm:.2}"));
@@ -97,8 +101,20 @@ impl Log {
             });
         }
         // The time that judging takes is no step's.
-        self.last = Instant::now();
+        self.ends = VecDeque::from([Instant::now()]);
         self.add(Entry::Eval { step, loss, perplexity, bits_per_byte })
+    }
+
+    /// A step ends now: steps a second over the last few.
+    fn steps_per_s(&mut self) -> f64 {
+        self.ends.push_back(Instant::now());
+        if self.ends.len() > RATE_STEPS {
+            self.ends.pop_front();
+        }
+        let since = self.ends.front().map_or(0.0, |first| first.elapsed().as_secs_f64());
+        #[expect(clippy::cast_precision_loss, reason = "a few steps")]
+        let n_steps = (self.ends.len() - 1) as f64;
+        n_steps / since.max(1e-9)
     }
 
     fn add(&mut self, entry: Entry) -> Result<()> {
@@ -116,7 +132,7 @@ impl Log {
         let [svg, png] = &self.pictures;
         write_atomically(svg, curve::svg(&self.title, &self.entries).map_err(not_drawn)?.as_bytes()).or_report()?;
         write_atomically(png, &curve::png(&self.title, &self.entries).map_err(not_drawn)?).or_report()?;
-        self.last = Instant::now();
+        self.ends = VecDeque::from([Instant::now()]);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use crate::files::MappedFiles;
 use crate::output::{bytes, counted, kernels_bar, note};
 use crate::report::{Failure, OrReport};
 use miette::Result;
-use monopass::blocks::checkpoint::load_with;
+use monopass::blocks::checkpoint::{CheckpointError, SaveOptions, load_with, save_with};
 use monopass::blocks::params::Role;
 use monopass::blocks::train::{AdamW, Adapter, Decay, DecayTo, Phase, Schedule, TrainStep, init_adapters};
 use monopass::blocks::{BlockConfig, LmConfig, TrainRows, Trainable, init};
@@ -46,6 +46,13 @@ impl Setup {
         let adamw = AdamW { beta1: args.beta1, beta2: args.beta2, eps: 1e-8, weight_decay: args.weight_decay };
         adamw.check().or_report()?;
         let schedule = schedule(args)?;
+        if args.clip.is_nan() || args.clip < 0.0 {
+            return Err(Failure::new(format!("--clip is {}", args.clip)).help("give a norm above 0, or 0 for no limit").into());
+        }
+        if let Err(error @ CheckpointError::NotExpressible { .. }) = save_with(&config, &Tensors::new(), &SaveOptions::default()) {
+            let what = error.to_string();
+            note(&format!("warning: the model will be written as a file of tensors alone: {}", what.lines().next().unwrap_or_default()));
+        }
         let carry_states = args.windows == super::Windows::Carried;
         let run = RunOptions {
             model: format!("{config:?}"),
@@ -54,9 +61,10 @@ impl Setup {
             batch: args.batch,
             len: args.len,
             accumulate: args.accumulate,
+            held_out: args.held_out,
             order: args.windows.into(),
             seed: args.seed,
-            trainable: format!("{} {adapters:?}", args.trainable),
+            trainable: format!("{} {adapters:?}", args.trainable.as_deref().unwrap_or("all")),
             optimizer: format!("{adamw:?} {schedule:?} clip {}", args.clip),
         };
         let step = TrainStep {
@@ -159,12 +167,12 @@ fn model(args: &Args, vocab_size: usize) -> Result<(LmConfig, Tensors)> {
 }
 
 fn trainable(args: &Args, config: &LmConfig) -> Result<Vec<TrainRows>> {
-    let mode = match args.trainable.as_str() {
+    let mode = match args.trainable.as_deref() {
         // Adapters alone, unless more is asked for.
-        "all" if args.lora.is_some() => return Ok(Vec::new()),
-        "all" => Trainable::All,
-        "wsla" => Trainable::Wsla,
-        globs => Trainable::Names(globs.split(',').map(str::to_owned).collect()),
+        None if args.lora.is_some() => return Ok(Vec::new()),
+        None | Some("all") => Trainable::All,
+        Some("wsla") => Trainable::Wsla,
+        Some(globs) => Trainable::Names(globs.split(',').map(str::to_owned).collect()),
     };
     config.trainable(&mode).or_report()
 }

@@ -195,8 +195,13 @@ fn relink(fuser: &mut Fuser<'_>, bodies: &[(Group, ValueId)]) {
 /// what leaves the graph, such as states: small, and cheapest beside anything else.
 fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<ValueId>], own: Group, value: ValueId) -> Option<usize> {
     let wanted = loads(fuser, &[value]);
+    let replaces = replaces_own_element(fuser, value);
     let fits = |idx: usize| -> bool {
         let (group, cluster) = &clusters[idx];
+        // Only a kernel of elementwise bodies overwrites a state where it lies.
+        if replaces && !matches!(cluster.kind, ClusterKind::Elementwise(_)) {
+            return false;
+        }
         let waits = fuser.links.needs(own).any(|need| need == *group);
         let is_awaited = fuser.links.needs(*group).any(|need| need == own);
         let is_free = matches!(cluster.kind, ClusterKind::Elementwise(_)) || !fuser.forbidden.merge.contains(&value);
@@ -223,6 +228,16 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
     let mut candidates: Vec<_> = candidates.collect();
     candidates.sort_unstable();
     candidates.into_iter().rev().map(|(.., std::cmp::Reverse(idx))| idx).find(|&idx| fits(idx))
+}
+
+/// Whether a value is the new content of a state, each element made from the old one at its place.
+fn replaces_own_element(fuser: &Fuser<'_>, value: ValueId) -> bool {
+    let graph = fuser.graph;
+    let is_computed = |operand: ValueId| !fuser.stored.contains(&operand);
+    graph.updates.iter().filter(|update| update.value == value).any(|update| {
+        let state = graph.states().find(|(name, _)| *name == update.name);
+        state.is_some_and(|(_, state)| OwnElement::of(fuser, state, &is_computed).find(value) == Own::Same)
+    })
 }
 
 /// Buffers that bodies are joined up to, however many a kernel may bind: the runtime knows the turns of 64 states a command.
