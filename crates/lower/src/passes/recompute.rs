@@ -4,7 +4,8 @@
 //! read of a segment is kept; all else that adjoints read of it is computed from that a second time, where it is needed.
 //!
 //! - **Needs** a verified graph whose adjoints stand in the scope [`GRADIENT_SCOPE`].
-//! - **Ensures** no adjoint reads a value of the segments named, unless another segment does; the graph means what it meant.
+//! - **Ensures** no adjoint reads a value of the segments named, unless another segment does; what is computed again stands among the
+//!   adjoints; the graph means what it meant.
 //! - **Order**: after `canonicalize`, which would find the same value computed twice.
 
 use indexmap::{IndexMap, IndexSet};
@@ -20,7 +21,8 @@ fn segment(node: &Node) -> Option<&str> {
     (!first.is_empty() && first != GRADIENT_SCOPE).then_some(first)
 }
 
-fn is_adjoint(node: &Node) -> bool {
+/// Whether a node is an adjoint, or what adjoints compute again.
+pub(in crate::passes) fn is_adjoint(node: &Node) -> bool {
     node.scope.split('/').next() == Some(GRADIENT_SCOPE)
 }
 
@@ -69,7 +71,7 @@ pub fn recompute(graph: &Graph, names: &[String]) -> Graph {
             if is_adjoint(node) { copier.for_adjoint(operand) } else { copier.map.get(operand).copied() }
         });
         let operands = operands.collect();
-        let results = copier.push(node, operands);
+        let results = copier.push(node, operands, Arc::clone(&node.scope));
         copier.map.extend(node.results.iter().copied().zip(results));
     }
     let rename = |named: &Named| Some(Named { name: named.name.clone(), value: copier.map.get(named.value).copied()? });
@@ -89,9 +91,9 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    fn push(&mut self, node: &Node, operands: Vec<Option<ValueId>>) -> Vec<ValueId> {
+    fn push(&mut self, node: &Node, operands: Vec<Option<ValueId>>, scope: Arc<str>) -> Vec<ValueId> {
         let types: Vec<TensorType> = node.results.iter().map(|&result| self.old.ty(result).clone()).collect();
-        self.new.push_unchecked(node.kind.clone(), operands, types, Arc::clone(&node.scope))
+        self.new.push_unchecked(node.kind.clone(), operands, types, scope)
     }
 
     fn is_again(&self, value: ValueId) -> bool {
@@ -120,7 +122,8 @@ impl Copier<'_> {
                 let operand = (*operand)?;
                 self.again.get(&operand).copied().or_else(|| self.map.get(operand).copied())
             });
-            let results = self.push(node, operands.collect());
+            let scope = Arc::from(format!("{GRADIENT_SCOPE}/{}", node.scope));
+            let results = self.push(node, operands.collect(), scope);
             self.again.extend(node.results.iter().copied().zip(results));
             open.pop();
         }
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(n_exp(&graph), 2);
         let again = recompute(&graph, &["layers.0".to_owned()]);
         assert_eq!(n_exp(&again), 3);
-        assert_eq!(segments(&again), ["layers.0", "layers.1"]);
+        assert_eq!(segments(&again), ["layers.1"]);
         let all = recompute(&graph, &segments(&graph));
         assert_eq!(n_exp(&all), 4);
         let (inputs, params, states) = sample::inputs(&graph, 5);

@@ -8,6 +8,7 @@ use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
 use crate::kernels::scatter::Scatter;
+use crate::passes::recompute::is_adjoint;
 use crate::passes::schedule::reads;
 use indexmap::IndexSet;
 use monopass_ir::graph::NodeKind;
@@ -198,6 +199,11 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
     let replaces = replaces_own_element(fuser, value);
     let fits = |idx: usize| -> bool {
         let (group, cluster) = &clusters[idx];
+        // In the kernels of the forward pass a backward body would have to be kept, and in later ones a forward body.
+        let is_other_phase = |other: &ValueId| is_adjoint(fuser.graph.def(*other)) != is_adjoint(fuser.graph.def(value));
+        if cluster.roots().first().is_some_and(is_other_phase) {
+            return false;
+        }
         // Only a kernel of elementwise bodies overwrites a state where it lies.
         if replaces && !matches!(cluster.kind, ClusterKind::Elementwise(_)) {
             return false;
