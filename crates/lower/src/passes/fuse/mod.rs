@@ -16,6 +16,7 @@ mod cuts;
 mod decide;
 mod epilogue;
 mod few_tokens;
+mod in_place;
 mod links;
 mod statistics;
 
