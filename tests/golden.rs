@@ -174,15 +174,6 @@ fn every_case() -> Outcome {
 }
 
 #[test]
-fn every_gradient() -> Outcome {
-    let manifest = manifest()?;
-    let has_gradients = |case: &&Case| case.expect.keys().any(|name| name.starts_with("grad."));
-    let cases: Vec<&Case> = manifest.cases.iter().filter(has_gradients).collect();
-    assert_eq!(cases.len(), 188);
-    check(&cases, &Setting { off: &[], gradients: true })
-}
-
-#[test]
 fn chosen_cases_with_each_pass_off() -> Outcome {
     let manifest = manifest()?;
     let cases: Vec<&Case> = manifest.cases.iter().filter(|case| CHOSEN.contains(&case.id.as_str())).collect();

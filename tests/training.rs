@@ -272,7 +272,7 @@ fn adapters_train_and_nothing_else() -> Outcome {
     assert_eq!(merged.len(), config.parameters()?.len());
     let held_out = batches(3, [step.batch, step.len], 77);
     let with = block_on(trainer.evaluate(&held_out))?;
-    let plain = TrainStep { adapters: Vec::new(), ..step };
+    let plain = TrainStep { adapters: Vec::new(), trainable: config.trainable(&Trainable::All)?, ..step };
     let mut plain = block_on(Trainer::new(&engine, config, options(plain), merged, None))?;
     let without = block_on(plain.evaluate(&held_out))?;
     assert!((with.loss() - without.loss()).abs() < 1e-4, "{} and {}", with.loss(), without.loss());
