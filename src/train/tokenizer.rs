@@ -34,7 +34,7 @@ pub enum TokenizerError {
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     file: String,
-    library: Library,
+    inner: Library,
 }
 
 /// A text in tokens.
@@ -53,17 +53,17 @@ impl Tokenizer {
     /// [`TokenizerError::File`].
     pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, TokenizerError> {
         let named = |source| TokenizerError::File { file: file.to_owned(), source };
-        let mut library = Library::from_bytes(bytes).map_err(named)?;
+        let mut inner = Library::from_bytes(bytes).map_err(named)?;
         // A file may say that texts are cut to what a model was trained with, or filled up.
-        library.with_truncation(None).map_err(named)?;
-        library.with_padding(None);
-        Ok(Self { file: file.to_owned(), library })
+        inner.with_truncation(None).map_err(named)?;
+        inner.with_padding(None);
+        Ok(Self { file: file.to_owned(), inner })
     }
 
     /// One more than the largest number of a token.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.library.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
+        self.inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
     }
 
     /// The whole text, without tokens that mark its ends.
@@ -71,7 +71,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`].
     pub fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
-        let encoding = self.library.encode(text, false).map_err(|source| TokenizerError::Encode { file: self.file.clone(), source })?;
+        let encoding = self.inner.encode(text, false).map_err(|source| TokenizerError::Encode { file: self.file.clone(), source })?;
         let mut done = 0;
         let mut n_bytes: Vec<usize> = Vec::with_capacity(encoding.len());
         for &(_, end) in encoding.get_offsets() {
