@@ -3,21 +3,14 @@
 
 use monopass::blocks::train::{AdamW, Phase, TrainStep};
 use monopass::blocks::{Head, Io, LmGraph, Trainable, init, model};
-use monopass::engine::{EngineOptions, ExecutorChoice, blocking};
+use monopass::engine::{Engine, EngineOptions, ExecutorChoice, blocking};
 use monopass::ir::Elements;
 use monopass::train::{Batch, Trainer, TrainerOptions};
 use monopass::{CompileOptions, LmConfig, Mamba2Config, TensorData};
 
 #[test]
 fn memory_is_constant_over_many_steps() {
-    let engine = match blocking::open(ExecutorChoice::Gpu, &EngineOptions::default()) {
-        Ok(engine) => engine,
-        Err(error) => {
-            eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
-            assert!(!is_set("MONOPASS_REQUIRE_GPU"), "MONOPASS_REQUIRE_GPU is set, so a test may not skip");
-            return;
-        }
-    };
+    let Some(engine) = engine() else { return };
     let n_steps = if is_set("MONOPASS_SOAK") { 10_000 } else { 100 };
     let config = LmConfig::new(Mamba2Config { d_state: 5, headdim: 4, ..Mamba2Config::new(12) }, 2, 31);
     let graph = model::graph(&config, 3, 1, LmGraph::new(Io::Stateful, Head::Next)).unwrap();
@@ -42,14 +35,7 @@ fn memory_is_constant_over_many_steps() {
 
 #[test]
 fn memory_is_constant_over_many_training_steps() {
-    let engine = match blocking::open(ExecutorChoice::Gpu, &EngineOptions::default()) {
-        Ok(engine) => engine,
-        Err(error) => {
-            eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
-            assert!(!is_set("MONOPASS_REQUIRE_GPU"), "MONOPASS_REQUIRE_GPU is set, so a test may not skip");
-            return;
-        }
-    };
+    let Some(engine) = engine() else { return };
     let n_steps: u32 = if is_set("MONOPASS_SOAK") { 2_000 } else { 20 };
     let config = LmConfig::new(Mamba2Config { d_state: 3, headdim: 4, ..Mamba2Config::new(8) }, 1, 17);
     let step = TrainStep {
@@ -78,6 +64,19 @@ fn memory_is_constant_over_many_training_steps() {
             assert_eq!((counters.submits, counters.encoders, counters.passes), (1, 1, 1), "step {i}");
             assert_eq!(counters.objects_created(), 0, "step {i}");
             assert_eq!(*after_two.get_or_insert(device.memory()), device.memory(), "step {i}");
+        }
+    }
+}
+
+/// A device of the test's own, whose memory nobody else changes; without one the test skips, loudly.
+fn engine() -> Option<Engine> {
+    match blocking::open(ExecutorChoice::Gpu, &EngineOptions::default()) {
+        Ok(engine) => Some(engine),
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "a test that does not run says so")]
+            let () = eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
+            assert!(!is_set("MONOPASS_REQUIRE_GPU"), "MONOPASS_REQUIRE_GPU is set, so a test may not skip");
+            None
         }
     }
 }

@@ -1,33 +1,23 @@
 //! Guards training on the device: the loss curve of the interpreter in f64, the same bits twice, one submit a step that creates
 //! nothing, what is frozen stays as it is, and what trains learns.
 
+mod common;
+
+use common::{Outcome, gpu};
 use monopass::blocks::train::{AdamW, Adapter, TrainStep, graph};
 use monopass::blocks::{Trainable, init};
-use monopass::engine::{Engine, EngineOptions, ExecutorChoice, blocking};
+use monopass::engine::Engine;
 use monopass::ir::eval::{Interpreter, WideTensors};
 use monopass::ir::{Elements, TensorData};
 use monopass::train::{Batch, StepOutcome, Trainer, TrainerOptions};
 use monopass::{BlockConfig, CompileOptions, LmConfig, Mamba2Config, Mamba3Config, Tensors};
 use pollster::block_on;
-use std::error::Error;
-
-type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 const VOCAB: usize = 29;
 
 /// The device; without one the test skips, loudly.
 fn engine() -> Outcome<Option<Engine>> {
-    match blocking::open(ExecutorChoice::Gpu, &EngineOptions::default()) {
-        Ok(engine) => Ok(Some(engine)),
-        Err(error) => {
-            #[expect(clippy::print_stderr, reason = "a test that does not run says so")]
-            let () = eprintln!("SKIPPED, the test needs a graphics adapter: {error}");
-            if std::env::var("MONOPASS_REQUIRE_GPU").is_ok_and(|value| value == "1") {
-                return Err("MONOPASS_REQUIRE_GPU is set, so a test may not skip".into());
-            }
-            Ok(None)
-        }
-    }
+    Ok(gpu()?.map(|device| Engine::on(device.clone())))
 }
 
 fn lm(block: impl Into<BlockConfig>) -> LmConfig {

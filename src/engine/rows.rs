@@ -3,6 +3,7 @@
 use monopass_ir::error::EvalError;
 use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Op;
+use monopass_ir::types::position;
 use monopass_ir::{Elements, Graph, TensorData, ValueId};
 
 /// Which inputs are row numbers of which tables.
@@ -71,16 +72,6 @@ fn input_behind(graph: &Graph, mut value: ValueId) -> Option<&str> {
 fn first_wrong<T: Copy + TryInto<usize> + ToString>(ids: &[T], n_rows: usize) -> Option<(usize, String)> {
     let is_row = |id: T| id.try_into().is_ok_and(|row| row < n_rows);
     ids.iter().enumerate().find(|(_, id)| !is_row(**id)).map(|(at, id)| (at, id.to_string()))
-}
-
-/// Index along each axis of the element at flat position `at`.
-fn position(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut place = vec![0; shape.len()];
-    for (idx, &size) in place.iter_mut().zip(shape).rev() {
-        *idx = at % size.max(1);
-        at /= size.max(1);
-    }
-    place
 }
 
 #[cfg(test)]

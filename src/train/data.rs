@@ -2,6 +2,7 @@
 
 use super::hash::fnv1a;
 use super::trainer::Batch;
+use monopass_blocks::init::Random;
 use serde::{Deserialize, Serialize};
 
 /// Target of a place at which nothing is asked, as in other libraries.
@@ -169,9 +170,9 @@ impl<'c> Batches<'c> {
     pub fn new(corpus: &'c Corpus, order: Order, [batch, len]: [usize; 2], seed: u64, position: Position) -> Result<Self, DataError> {
         let tokens = corpus.training();
         let needed = match order {
-            Order::Carried => (len + 1).saturating_mul(batch),
+            Order::Carried => len.saturating_add(1).saturating_mul(batch),
             // A pass may begin anywhere within the first window.
-            Order::Shuffled => len.saturating_mul(batch + 1),
+            Order::Shuffled => len.saturating_mul(batch.saturating_add(1)),
         };
         if tokens.len() < needed || batch == 0 || len == 0 {
             return Err(DataError::TooShort { part: "training", found: tokens.len(), batch, len, needed });
@@ -219,7 +220,7 @@ impl<'c> Batches<'c> {
         if self.order == Order::Carried {
             return;
         }
-        let mut random = Random(self.seed ^ self.position.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random::new(self.seed ^ self.position.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         self.offset = random.below(self.len);
         let n_windows = (self.tokens.len() - 1 - self.offset) / self.len;
         self.windows = (0..n_windows).collect();
@@ -236,8 +237,9 @@ impl<'c> Batches<'c> {
 /// [`DataError::TooShort`] if a stream has no two tokens.
 pub fn held_out_batches(corpus: &Corpus, [batch, len]: [usize; 2]) -> Result<Vec<Batch>, DataError> {
     let tokens = corpus.held_out();
-    if batch == 0 || len == 0 || tokens.len() < 2 * batch {
-        return Err(DataError::TooShort { part: "held-out", found: tokens.len(), batch, len, needed: 2 * batch });
+    let needed = batch.saturating_mul(2);
+    if batch == 0 || len == 0 || tokens.len() < needed {
+        return Err(DataError::TooShort { part: "held-out", found: tokens.len(), batch, len, needed });
     }
     let n_targets = tokens.len() - 1;
     let per_stream = n_targets.div_ceil(batch);
@@ -260,21 +262,6 @@ fn batch_of(rows: &[&[u32]], len: usize) -> Batch {
         }
     }
     batch
-}
-
-/// splitmix64.
-///
-/// Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 14.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % (n.max(1) as u64)).unwrap_or(0)
-    }
 }
 
 #[cfg(test)]

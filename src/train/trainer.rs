@@ -150,15 +150,11 @@ impl Trainer {
     /// # Errors
     /// A batch of another size; a token that the model does not have; what the device meets.
     pub fn submit(&mut self, batch: &Batch, lr: f64) -> Result<PendingStep, Error> {
-        let TrainStep { batch: n, len, .. } = self.options.step;
-        let ids = TensorData::new([n, len], Elements::U32(batch.ids.clone()));
-        let targets = TensorData::new([n, len], Elements::I32(batch.targets.clone()));
-        let (Ok(ids), Ok(targets)) = (ids, targets) else {
-            return Err(Error::Batch { n_ids: batch.ids.len(), n_targets: batch.targets.len(), batch: n, len });
-        };
-        self.n_batches += 1;
-        if let Some(before) = self.before.as_ref().filter(|_| self.n_batches < self.options.accumulate) {
-            return Ok(PendingStep(before.submit(&mut self.session, &[("ids", &ids), ("target", &targets)])?));
+        let [ids, targets] = self.tensors(batch)?;
+        if let Some(before) = self.before.as_ref().filter(|_| self.n_batches + 1 < self.options.accumulate) {
+            let pending = before.submit(&mut self.session, &[("ids", &ids), ("target", &targets)])?;
+            self.n_batches += 1;
+            return Ok(PendingStep(pending));
         }
         let [first, second] = self.options.step.adamw.bias_corrections(u32::try_from(self.n_steps + 1).unwrap_or(u32::MAX));
         let [lr, first, second] = [lr, first, second].map(scalar);
@@ -192,14 +188,9 @@ impl Trainer {
         let carried = self.carried(monopass_blocks::train::EVAL_PREFIX);
         self.zero(&carried)?;
         let Some(program) = &self.eval else { return Ok(Evaluation::default()) };
-        let TrainStep { batch: n, len, .. } = self.options.step;
         let mut evaluation = Evaluation::default();
         for batch in batches {
-            let ids = TensorData::new([n, len], Elements::U32(batch.ids.clone()));
-            let targets = TensorData::new([n, len], Elements::I32(batch.targets.clone()));
-            let (Ok(ids), Ok(targets)) = (ids, targets) else {
-                return Err(Error::Batch { n_ids: batch.ids.len(), n_targets: batch.targets.len(), batch: n, len });
-            };
+            let [ids, targets] = self.tensors(batch)?;
             let output = program.run(&mut self.session, &[("ids", &ids), ("target", &targets)]).await?;
             evaluation.loss_sum += f64::from(number(&output, "loss_sum")?);
             evaluation.rows += f64::from(number(&output, "rows")?);
@@ -258,6 +249,17 @@ impl Trainer {
     #[must_use]
     pub const fn config(&self) -> &LmConfig {
         &self.config
+    }
+
+    /// Tokens and targets of a batch, each `[batch, len]`.
+    fn tensors(&self, given: &Batch) -> Result<[TensorData; 2], Error> {
+        let TrainStep { batch, len, .. } = self.options.step;
+        let ids = TensorData::new([batch, len], Elements::U32(given.ids.clone()));
+        let targets = TensorData::new([batch, len], Elements::I32(given.targets.clone()));
+        match (ids, targets) {
+            (Ok(ids), Ok(targets)) => Ok([ids, targets]),
+            _ => Err(Error::Batch { n_ids: given.ids.len(), n_targets: given.targets.len(), batch, len }),
+        }
     }
 
     /// Names of the carried states after a prefix.

@@ -139,14 +139,17 @@ const fn ratio(n: usize) -> f64 {
     n as f64
 }
 
-/// Splitmix64, by Vigna (public domain): a counter through a mixing function.
-pub(crate) struct Random {
+/// Splitmix64, by Vigna (public domain): a counter through a mixing function. Equal seeds give equal numbers on every machine.
+#[derive(Clone, Debug)]
+pub struct Random {
     state: u64,
     spare: Option<f64>,
 }
 
 impl Random {
-    pub(crate) const fn new(seed: u64) -> Self {
+    /// The numbers of a seed.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
         Self { state: seed, spare: None }
     }
 
@@ -156,6 +159,11 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
+    }
+
+    /// A whole number below `n`; 0 if `n` is 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.next() % (n.max(1) as u64)).unwrap_or(0)
     }
 
     /// Uniform in `lo..hi`, by the upper 53 bits.

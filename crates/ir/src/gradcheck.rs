@@ -9,7 +9,7 @@ use crate::error::{BuildErrors, EvalError};
 use crate::eval::{Interpreter, Tensors, WideTensors};
 use crate::graph::{Graph, Named};
 use crate::sample::Rng;
-use crate::types::DType;
+use crate::types::{DType, position};
 
 /// How to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -142,7 +142,7 @@ pub fn check(graph: &Graph, inputs: &Tensors, params: &Tensors, states: &Tensors
             // Not a number is the worst there is.
             let error = if error.is_nan() { f64::INFINITY } else { error };
             if report.worst.as_ref().is_none_or(|worst| error > worst.error) {
-                report.worst = Some(Element { source: name.clone(), index: index_of(at, shape), analytic: analytic[at], numeric, error });
+                report.worst = Some(Element { source: name.clone(), index: position(at, shape), analytic: analytic[at], numeric, error });
             }
         }
     }
@@ -292,20 +292,6 @@ impl Point<'_> {
 fn spread(n: usize, max: usize) -> impl Iterator<Item = usize> {
     let step = if max == 0 { 1 } else { n.div_ceil(max).max(1) };
     (0..n).step_by(step)
-}
-
-fn index_of(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut index: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|&size| {
-            let along = at % size.max(1);
-            at /= size.max(1);
-            along
-        })
-        .collect();
-    index.reverse();
-    index
 }
 
 impl std::fmt::Display for Report {

@@ -73,6 +73,17 @@ impl fmt::Display for DType {
     }
 }
 
+/// Index along each axis of the element at flat position `at`.
+#[must_use]
+pub fn position(mut at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut place = vec![0; shape.len()];
+    for (idx, &size) in place.iter_mut().zip(shape).rev() {
+        *idx = at % size.max(1);
+        at /= size.max(1);
+    }
+    place
+}
+
 /// Most axes that a value may have; no op of the table needs more than half as many.
 pub const MAX_RANK: usize = 16;
 

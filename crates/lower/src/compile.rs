@@ -115,15 +115,19 @@ impl Compiler {
             return Err(LowerError::Budget { budget, kept_bytes, recomputed_bytes, n_segments: segments.len() });
         }
         // The fewest segments, the first ones, because they are kept longest.
-        let (mut too_few, mut enough) = (0, segments.len());
-        if kept_bytes <= budget {
-            enough = 0;
-        }
+        let (mut too_few, mut enough, mut plan) = if kept_bytes <= budget { (0, 0, kept) } else { (0, segments.len(), least) };
         while too_few + 1 < enough {
             let middle = usize::midpoint(too_few, enough);
-            if slots(&plan_of(middle)?) <= budget { enough = middle } else { too_few = middle }
+            let tried = plan_of(middle)?;
+            if slots(&tried) <= budget {
+                (enough, plan) = (middle, tried);
+            } else {
+                too_few = middle;
+            }
         }
-        let mut plan = self.compile_again(graph, options, &segments[..enough], sink)?;
+        if sink.wants_text() {
+            self.compile_again(graph, options, &segments[..enough], sink)?;
+        }
         plan.recompute =
             Some(Recompute { segments: segments[..enough].to_vec(), n_segments: segments.len(), kept_bytes, recomputed_bytes });
         Ok(plan)

@@ -6,7 +6,7 @@ use crate::builder::Tensor;
 use crate::error::EvalError;
 use crate::eval::{Array, Data, GRAIN, Real, count, for_chunks, map_data, zeroed};
 use crate::op::Op;
-use crate::types::{DType, TensorType};
+use crate::types::{DType, TensorType, position};
 
 /// Typing rules: integer indices. `gather` wants a table of rank 1 or more, whose first axis is replaced by the shape of `ids`;
 /// `scatter_add` wants float updates that begin with the shape of `ids`, which is replaced by the rows.
@@ -104,19 +104,4 @@ fn add_rows<R: Real>(updates: &[R], rows: &[usize], n_elems: usize, width: usize
         }
     }
     Ok(out)
-}
-
-/// Index along each axis of the element at flat position `i`.
-fn position(mut i: usize, shape: &[usize]) -> Vec<usize> {
-    let mut idx: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|&size| {
-            let at = i % size.max(1);
-            i /= size.max(1);
-            at
-        })
-        .collect();
-    idx.reverse();
-    idx
 }

@@ -45,7 +45,7 @@ impl Log {
         let entries = curve::resume(&path, step).or_report()?;
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::new(args.steps.into()).with_style(style).with_position(step);
-        let tokens_per_step = (args.batch * args.len * args.accumulate) as u64;
+        let tokens_per_step = args.batch.saturating_mul(args.len).saturating_mul(args.accumulate) as u64;
         Ok(Self {
             bar,
             entries,
@@ -55,7 +55,7 @@ impl Log {
             is_json: args.json,
             loss_sum: 0.0,
             rows: 0.0,
-            tokens: step * tokens_per_step,
+            tokens: step.saturating_mul(tokens_per_step),
             step,
             tokens_per_step,
             ends: VecDeque::from([Instant::now()]),
@@ -80,7 +80,7 @@ impl Log {
         self.counters = outcome.counters;
         let Some(lr) = lr else { return Ok(()) };
         self.step += 1;
-        self.tokens += self.tokens_per_step;
+        self.tokens = self.tokens.saturating_add(self.tokens_per_step);
         #[expect(clippy::cast_possible_truncation, reason = "a loss is printed as f32")]
         let loss = if self.rows > 0.0 { (self.loss_sum / self.rows) as f32 } else { 0.0 };
         let grad_norm = outcome.grad_norm.unwrap_or_default();
