@@ -80,7 +80,17 @@ const CHOSEN: [&str; 40] = [
 ];
 
 /// Those of them whose gradients are compared with each pass off, too.
-const WITH_GRADIENTS: [&str; 14] = [
+const WITH_GRADIENTS: [&str; 24] = [
+    "conv_k1_0",
+    "ssd_4_clamp",
+    "mamba2_packed",
+    "mamba2_pregate",
+    "zoh_one",
+    "cssd_1_packed",
+    "m3_3_packed",
+    "cmamba_packed",
+    "lm_mamba2",
+    "mamba3_packed",
     "linear_3",
     "conv_k4_3",
     "rms_3",

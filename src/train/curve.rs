@@ -27,7 +27,7 @@ pub enum Entry {
         /// Norm of all gradients before clipping.
         #[serde(deserialize_with = "number_or_null")]
         grad_norm: f32,
-        /// Tokens a second since the line before.
+        /// Tokens a second over the last few steps.
         tokens_per_s: f64,
     },
     /// Held-out text.

@@ -13,7 +13,7 @@ use crate::kernels::elementwise::append_bodies_of;
 use crate::step::{Step, StepValue, Temp};
 use monopass_ir::{DType, ValueId};
 
-/// Domains of fewer elements are reduced sooner than a second kernel starts.
+/// Domains of fewer elements take one kernel, because a second one has to start and to read what the first has written.
 const LEAST_ELEMS: u64 = 1 << 16;
 /// Rows of at most this many columns stay whole.
 const SHORT_ROW: u64 = 256;
