@@ -4,6 +4,7 @@ use crate::blocks::CheckpointError;
 use crate::blocks::ConfigErrors;
 use crate::blocks::cases::CaseError;
 use crate::ir::error::{BuildErrors, EvalError, ParseError, VerifyErrors};
+use crate::ir::storage::StorageError;
 use crate::lower::{LowerError, Target};
 use crate::runtime::RuntimeError;
 
@@ -28,6 +29,9 @@ pub enum Error {
     /// A plan cannot be run.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    /// A weight cannot be stored as asked, or a graph cannot use it so.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
     /// A configuration does not fit together.
     #[error(transparent)]
     Config(#[from] ConfigErrors),

@@ -5,10 +5,12 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 pub mod blocking;
+mod params;
 mod program;
 mod rows;
 mod session;
 
+pub use params::{Params, Uploader};
 pub use program::{LoadOptions, Pending, Program};
 pub use session::Session;
 
@@ -17,7 +19,7 @@ use monopass_ir::Graph;
 use monopass_ir::eval::Tensors;
 use monopass_lower::dump::DumpSink;
 use monopass_lower::{CompileOptions, Compiler, Plan, Target};
-use monopass_runtime::{Device, DeviceOptions, Weights};
+use monopass_runtime::{Device, DeviceOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Which executor to open.
@@ -50,15 +52,6 @@ pub struct Engine {
 enum Executor {
     Gpu { device: Device, compiler: Arc<Mutex<Compiler>> },
     Cpu { target: Arc<Target> },
-}
-
-/// The parameters of a model where the engine's programs read them; cheap to clone.
-#[derive(Clone, Debug)]
-pub enum Params {
-    /// On a device.
-    Gpu(Weights),
-    /// In host memory.
-    Cpu(Arc<Tensors>),
 }
 
 impl Engine {
@@ -136,16 +129,25 @@ impl Engine {
         }
     }
 
-    /// Brings parameters to where programs read them. On a device they are copied; host tensors may be dropped afterwards.
+    /// Brings parameters to where programs read them, each stored as it is given. On a device they are copied; host tensors may
+    /// be dropped afterwards.
     ///
     /// # Errors
-    /// A tensor larger than a binding of the device; no memory left there; a lost device.
+    /// A row larger than a binding of the device; no memory left there; a lost device.
     pub async fn upload(&self, params: impl Into<Arc<Tensors>>) -> Result<Params, Error> {
         let params = params.into();
-        Ok(match &self.executor {
-            Executor::Gpu { device, .. } => Params::Gpu(Weights::upload(device, params.iter()).await?),
-            Executor::Cpu { .. } => Params::Cpu(params),
-        })
+        let Some(_) = self.device() else { return Ok(Params::in_host_memory(params)) };
+        let mut uploader = self.uploader();
+        for (name, tensor) in params.iter() {
+            uploader.put_tensor(name, tensor).await?;
+        }
+        uploader.finish().await
+    }
+
+    /// An upload of parameters one by one, so that not all of them need be in host memory at once.
+    #[must_use]
+    pub fn uploader(&self) -> Uploader<'_> {
+        Uploader::new(self.device())
     }
 
     /// States for a sequence or a batch of them; they are zero until a run or [`Session::write`] changes them.
@@ -183,16 +185,5 @@ impl Engine {
     /// As for [`load`](Self::load).
     pub async fn load_with(&self, graph: &Graph, params: &Params, options: LoadOptions<'_>) -> Result<Program, Error> {
         program::load(self, graph, params, options).await
-    }
-}
-
-impl Params {
-    /// Bytes on the device, or in host memory.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        match self {
-            Self::Gpu(weights) => weights.bytes(),
-            Self::Cpu(tensors) => tensors.values().map(|tensor| tensor.ty().size_bytes()).sum(),
-        }
     }
 }

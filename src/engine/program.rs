@@ -1,5 +1,6 @@
 //! A graph that is ready to run, and its runs.
 
+use super::params::{Place, stored};
 use super::rows::RowChecks;
 use super::{Engine, Params, Session};
 use crate::error::Error;
@@ -52,19 +53,19 @@ enum Flying {
 
 pub(super) async fn load(engine: &Engine, graph: &Graph, params: &Params, options: LoadOptions<'_>) -> Result<Program, Error> {
     let LoadOptions { compile, dump, progress } = options;
-    Ok(Program(match (engine.device(), params) {
-        (Some(device), Params::Gpu(weights)) => {
-            let plan = engine.plan(graph, &compile, dump.unwrap_or(&mut NoDump))?;
+    Ok(Program(match (engine.device(), &params.0) {
+        (Some(device), Place::Gpu { weights, storage }) => {
+            let plan = engine.plan(&*stored(graph, storage)?, &compile, dump.unwrap_or(&mut NoDump))?;
             let executable = Executable::build(device, Arc::new(plan), weights, &BuildOptions { progress }).await?;
             Kind::Gpu { executable, rows: Arc::new(RowChecks::of(graph)) }
         }
-        (None, Params::Cpu(params)) => {
+        (None, Place::Cpu(params)) => {
             check_params(graph, params)?;
             let graph = Arc::new(graph.clone());
             let interpreter = Arc::new(Interpreter::shared(Arc::clone(&graph))?);
             Kind::Cpu { graph, interpreter, params: Arc::clone(params) }
         }
-        (Some(_), Params::Cpu(_)) | (None, Params::Gpu(_)) => return Err(Error::OtherExecutor { what: "set of parameters" }),
+        (Some(_), Place::Cpu(_)) | (None, Place::Gpu { .. }) => return Err(Error::OtherExecutor { what: "set of parameters" }),
     }))
 }
 

@@ -43,7 +43,7 @@ impl RowChecks {
             let wrong = match ids.elements() {
                 Elements::I32(v) => first_wrong(v, *n_rows),
                 Elements::U32(v) => first_wrong(v, *n_rows),
-                Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) | Elements::Bool(_) => None,
+                Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) | Elements::Bool(_) | Elements::I8(_) => None,
             };
             if let Some((at, id)) = wrong {
                 let place = position(at, ids.shape());

@@ -101,7 +101,7 @@ fn compare(got: &TensorData, want: &TensorData, tolerance: f64) -> Result<(), St
     let tolerance = match want.ty().dtype {
         DType::F16 => tolerance.max(1.0 / 1024.0),
         DType::Bf16 => tolerance.max(1.0 / 128.0),
-        DType::F32 | DType::I32 | DType::U32 | DType::Bool => tolerance,
+        DType::F32 | DType::I32 | DType::U32 | DType::Bool | DType::I8 => tolerance,
     };
     let (got, want) = (got.to_f32_vec(), want.to_f32_vec());
     let scale = want.iter().fold(1.0f64, |scale, x| scale.max(f64::from(x.abs())));
@@ -141,6 +141,7 @@ impl Source {
             DType::U32 if name.starts_with("ids") => Elements::U32((0..n).map(|_| self.next() % 5).collect()),
             DType::U32 => Elements::U32((0..n).map(|_| self.next() % 1000).collect()),
             DType::Bool => Elements::Bool((0..n).map(|_| self.next().is_multiple_of(3)).collect()),
+            DType::I8 => Elements::I8((0..n).map(|_| i8::try_from(self.next() % 255).unwrap_or(-1)).collect()),
         };
         Ok(TensorData::new(ty.shape.clone(), elements)?)
     }

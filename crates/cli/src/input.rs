@@ -105,6 +105,10 @@ fn converted(tensor: TensorData, ty: &TensorType) -> Result<TensorData, String> 
             let words = v.into_iter().map(|x| i32::try_from(x).map_err(|_| format!("{x} is too large, {ty} in the graph")));
             Elements::I32(words.collect::<Result<_, _>>()?)
         }
+        (Elements::I32(v), DType::I8) => {
+            let words = v.into_iter().map(|x| i8::try_from(x).map_err(|_| format!("{x} is no i8, {ty} in the graph")));
+            Elements::I8(words.collect::<Result<_, _>>()?)
+        }
         (Elements::I32(v), DType::U32) => {
             let words = v.into_iter().map(|x| u32::try_from(x).map_err(|_| format!("{x} is negative, {ty} in the graph")));
             Elements::U32(words.collect::<Result<_, _>>()?)

@@ -18,6 +18,8 @@ pub enum Elements {
     U32(Vec<u32>),
     /// Truth values.
     Bool(Vec<bool>),
+    /// i8.
+    I8(Vec<i8>),
 }
 
 /// A dense row-major tensor on the host.
@@ -77,6 +79,7 @@ impl TensorData {
             DType::I32 => Elements::I32(vec![0; n]),
             DType::U32 => Elements::U32(vec![0; n]),
             DType::Bool => Elements::Bool(vec![false; n]),
+            DType::I8 => Elements::I8(vec![0; n]),
         };
         Self { shape: ty.shape.clone(), elements }
     }
@@ -134,6 +137,7 @@ impl TensorData {
             Elements::I32(v) => v.iter().map(|&x| x as f32).collect(),
             Elements::U32(v) => v.iter().map(|&x| x as f32).collect(),
             Elements::Bool(v) => v.iter().map(|&x| f32::from(u8::from(x))).collect(),
+            Elements::I8(v) => v.iter().map(|&x| f32::from(x)).collect(),
         }
     }
 }
@@ -149,6 +153,7 @@ impl Elements {
             Self::I32(v) => v.len(),
             Self::U32(v) => v.len(),
             Self::Bool(v) => v.len(),
+            Self::I8(v) => v.len(),
         }
     }
 
@@ -168,6 +173,7 @@ impl Elements {
             Self::I32(_) => DType::I32,
             Self::U32(_) => DType::U32,
             Self::Bool(_) => DType::Bool,
+            Self::I8(_) => DType::I8,
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 /// Element type of a tensor.
 ///
-/// `F16` and `Bf16` are storage types: arithmetic on them is done in f32 and rounded on store.
+/// `F16` and `Bf16` are storage types: arithmetic on them is done in f32 and rounded on store. `I8` is for quantized weights:
+/// only params, inputs and states have it, and only `cast` reads it.
 /// `Bool` takes one 32-bit word an element on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
@@ -20,11 +21,13 @@ pub enum DType {
     U32,
     /// Truth value.
     Bool,
+    /// Two's complement 8-bit integer, storage only, four in a word.
+    I8,
 }
 
 impl DType {
     /// Every element type, in the order of the text form's documentation.
-    pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::Bf16, Self::I32, Self::U32, Self::Bool];
+    pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::I32, Self::U32, Self::Bool, Self::I8];
 
     /// Name in the text form.
     #[must_use]
@@ -36,6 +39,7 @@ impl DType {
             Self::I32 => "i32",
             Self::U32 => "u32",
             Self::Bool => "bool",
+            Self::I8 => "i8",
         }
     }
 
@@ -51,6 +55,7 @@ impl DType {
         match self {
             Self::F32 | Self::I32 | Self::U32 | Self::Bool => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::I8 => 1,
         }
     }
 

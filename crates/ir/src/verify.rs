@@ -182,6 +182,7 @@ impl<'g> Verifier<'g> {
             DType::I32 => (is_whole_in(i32::MIN.into(), i32::MAX.into()), "an i32 is a whole number from -2147483648 to 2147483647"),
             DType::U32 => (is_whole_in(0.0, u32::MAX.into()), "a u32 is a whole number from 0 to 4294967295"),
             DType::Bool => (is_whole_in(0.0, 1.0), "a bool is 0 or 1"),
+            DType::I8 => (false, "i8 is for params; cast an i32"),
         };
         if !is_known {
             let is_not = if dtype.is_float() { "not a finite" } else { "no value of" };

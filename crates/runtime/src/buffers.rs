@@ -92,6 +92,7 @@ pub(crate) fn encode(data: &TensorData) -> Cow<'_, [u8]> {
         Elements::Bf16(v) => Cow::Borrowed(bytemuck::cast_slice(v)),
         Elements::I32(v) => Cow::Borrowed(bytemuck::cast_slice(v)),
         Elements::U32(v) => Cow::Borrowed(bytemuck::cast_slice(v)),
+        Elements::I8(v) => Cow::Borrowed(bytemuck::cast_slice(v)),
         Elements::Bool(v) => Cow::Owned(v.iter().flat_map(|&b| u32::from(b).to_le_bytes()).collect()),
     }
 }
@@ -105,6 +106,7 @@ pub(crate) fn decode(ty: &TensorType, bytes: &[u8]) -> Option<TensorData> {
         DType::Bf16 => Elements::Bf16(bytemuck::pod_collect_to_vec(bytes)),
         DType::I32 => Elements::I32(bytemuck::pod_collect_to_vec(bytes)),
         DType::U32 => Elements::U32(bytemuck::pod_collect_to_vec(bytes)),
+        DType::I8 => Elements::I8(bytemuck::pod_collect_to_vec(bytes)),
         DType::Bool => Elements::Bool(bytes.chunks_exact(4).map(|word| word != [0; 4]).collect()),
     };
     TensorData::new(ty.shape.clone(), elements).ok()

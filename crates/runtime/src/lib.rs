@@ -39,4 +39,4 @@ pub use executor::{BuildOptions, BuildProgress, Executable};
 pub use profile::{CmdProfile, CmdTime};
 pub use run::{Pending, RunOutput};
 pub use state::Session;
-pub use upload::Weights;
+pub use upload::{Upload, Weights};

@@ -54,27 +54,11 @@ impl Weights {
         device: &Device,
         tensors: impl IntoIterator<Item = (N, T)>,
     ) -> Result<Self, RuntimeError> {
-        let gpu = &device.0.gpu;
-        let mut stager = Stager { gpu, counters: Counters::default(), current: None, flying: VecDeque::new(), n_full: 0 };
-        let mut weights = IndexMap::new();
+        let mut upload = Upload::new(device);
         for (name, data) in tensors {
-            let (name, data) = (name.into(), data.borrow());
-            let ty = data.ty();
-            check_size(&format!("weight `{name}`"), padded_bytes(&ty), device.target())?;
-            gpu.healthy()?;
-            let size_bytes = physical_bytes(padded_bytes(&ty));
-            let (buffer, caught) = gpu
-                .scoped(Site::during(format!("upload weight `{name}`")), || gpu.buffer(&mut stager.counters, &name, size_bytes, STORAGE));
-            caught.check().await?;
-            stager.put(&buffer, &encode(data)).await?;
-            weights.insert(name, Weight { ty, buffer });
+            upload.put(name, data.borrow()).await?;
         }
-        stager.flush().await?;
-        gpu.drive(None)?;
-        gpu.healthy()?;
-        let counters = stager.counters;
-        tracing::debug!(weights = weights.len(), bytes = counters.bytes_uploaded, submits = counters.submits, "uploaded weights");
-        Ok(Self(Arc::new(Inner { device: device.clone(), tensors: weights, packs: Mutex::default(), counters })))
+        upload.finish().await
     }
 
     /// Bytes of the buffers, without the packs that executables made.
@@ -173,6 +157,54 @@ impl Weights {
     }
 }
 
+/// An upload in progress: weights come one by one, so that the caller need not have all of them in memory, and may stop.
+#[derive(Debug)]
+pub struct Upload<'d> {
+    device: &'d Device,
+    stager: Stager<'d>,
+    tensors: IndexMap<String, Weight>,
+}
+
+impl<'d> Upload<'d> {
+    /// An upload of nothing yet.
+    #[must_use]
+    pub fn new(device: &'d Device) -> Self {
+        let stager = Stager { gpu: &device.0.gpu, counters: Counters::default(), current: None, flying: VecDeque::new(), n_full: 0 };
+        Self { device, stager, tensors: IndexMap::new() }
+    }
+
+    /// Uploads a weight; its bytes are on their way when this returns. A name given twice keeps the last tensor.
+    ///
+    /// # Errors
+    /// Those of [`Weights::upload`].
+    pub async fn put(&mut self, name: impl Into<String>, data: &TensorData) -> Result<(), RuntimeError> {
+        let (name, ty, gpu) = (name.into(), data.ty(), self.stager.gpu);
+        check_size(&format!("weight `{name}`"), padded_bytes(&ty), self.device.target())?;
+        gpu.healthy()?;
+        let size_bytes = physical_bytes(padded_bytes(&ty));
+        let counters = &mut self.stager.counters;
+        let site = Site::during(format!("upload weight `{name}`"));
+        let (buffer, caught) = gpu.scoped(site, || gpu.buffer(counters, &name, size_bytes, STORAGE));
+        caught.check().await?;
+        self.stager.put(&buffer, &encode(data)).await?;
+        self.tensors.insert(name, Weight { ty, buffer });
+        Ok(())
+    }
+
+    /// The weights, once all of them are on the device.
+    ///
+    /// # Errors
+    /// [`RuntimeError::OutOfMemory`]; [`RuntimeError::DeviceLost`].
+    pub async fn finish(mut self) -> Result<Weights, RuntimeError> {
+        self.stager.flush().await?;
+        self.stager.gpu.drive(None)?;
+        self.stager.gpu.healthy()?;
+        let (counters, tensors) = (self.stager.counters, self.tensors);
+        tracing::debug!(weights = tensors.len(), bytes = counters.bytes_uploaded, submits = counters.submits, "uploaded weights");
+        Ok(Weights(Arc::new(Inner { device: self.device.clone(), tensors, packs: Mutex::default(), counters })))
+    }
+}
+
 /// Bytes that a buffer gets: kernels may read 16 bytes at a time, so the last of them must be there.
 pub(crate) fn physical_bytes(size_bytes: u64) -> u64 {
     round_up(size_bytes, 16)
@@ -192,6 +224,7 @@ const FIRST_CHUNK_BYTES: u64 = 256 << 10;
 const CHUNK_BYTES: u64 = 16 << 20;
 
 /// Copies bytes into buffers through staging of bounded size.
+#[derive(Debug)]
 struct Stager<'g> {
     gpu: &'g Gpu,
     counters: Counters,
@@ -200,12 +233,14 @@ struct Stager<'g> {
     n_full: usize,
 }
 
+#[derive(Debug)]
 struct Chunk {
     buffer: Buffer,
     used: u64,
     copies: Vec<Copy>,
 }
 
+#[derive(Debug)]
 struct Copy {
     from: u64,
     to: Buffer,

@@ -103,6 +103,7 @@ fn encoded(elements: &Elements) -> (Dtype, Vec<u8>) {
         Elements::Bf16(v) => (Dtype::BF16, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
         Elements::I32(v) => (Dtype::I32, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
         Elements::U32(v) => (Dtype::U32, v.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        Elements::I8(v) => (Dtype::I8, v.iter().map(|x| x.cast_unsigned()).collect()),
         Elements::Bool(v) => (Dtype::BOOL, v.iter().map(|&x| u8::from(x)).collect()),
     }
 }

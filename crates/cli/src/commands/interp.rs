@@ -66,6 +66,7 @@ fn first(elements: &Elements, n: usize) -> Vec<String> {
         Elements::I32(v) => words(v, n),
         Elements::U32(v) => words(v, n),
         Elements::Bool(v) => words(v, n),
+        Elements::I8(v) => words(v, n),
     }
 }
 
@@ -75,6 +76,7 @@ fn values(tensor: &TensorData) -> Value {
         Elements::I32(values) => json!(values),
         Elements::U32(values) => json!(values),
         Elements::Bool(values) => json!(values),
+        Elements::I8(values) => json!(values),
         Elements::F32(_) | Elements::F16(_) | Elements::Bf16(_) => json!(tensor.to_f32_vec()),
     }
 }

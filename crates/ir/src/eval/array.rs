@@ -74,6 +74,8 @@ pub(crate) enum Data<'a, R> {
     U32(Store<'a, u32>),
     /// Truth values.
     Bool(Store<'a, bool>),
+    /// i8.
+    I8(Store<'a, i8>),
 }
 
 /// Applies one generic expression to the elements of any type, giving elements of the same type.
@@ -86,6 +88,7 @@ macro_rules! map_data {
             Data::I32($x) => Data::I32($body.into()),
             Data::U32($x) => Data::U32($body.into()),
             Data::Bool($x) => Data::Bool($body.into()),
+            Data::I8($x) => Data::I8($body.into()),
         }
     };
 }
@@ -115,6 +118,7 @@ impl<'a, R: Real> Array<'a, R> {
             Elements::I32(v) => Data::I32(Store::Borrowed(v)),
             Elements::U32(v) => Data::U32(Store::Borrowed(v)),
             Elements::Bool(v) => Data::Bool(Store::Borrowed(v)),
+            Elements::I8(v) => Data::I8(Store::Borrowed(v)),
         };
         Self { shape: tensor.shape().to_vec(), data }
     }
@@ -129,6 +133,7 @@ impl<'a, R: Real> Array<'a, R> {
             DType::I32 => Data::I32(filled(n, number.to_i32())?.into()),
             DType::U32 => Data::U32(filled(n, number.to_u32())?.into()),
             DType::Bool => Data::Bool(filled(n, number != 0.0)?.into()),
+            DType::I8 => Data::I8(filled(n, i8::try_from(number.to_i32()).unwrap_or_default())?.into()),
         };
         Ok(Self { shape: ty.shape.clone(), data })
     }
@@ -142,6 +147,7 @@ impl<'a, R: Real> Array<'a, R> {
             Data::I32(_) => DType::I32,
             Data::U32(_) => DType::U32,
             Data::Bool(_) => DType::Bool,
+            Data::I8(_) => DType::I8,
         }
     }
 
@@ -151,7 +157,7 @@ impl<'a, R: Real> Array<'a, R> {
             Data::F32(v) => return Ok(v),
             Data::F16(v) => widen(&v, R::widen_f16)?,
             Data::Bf16(v) => widen(&v, R::widen_bf16)?,
-            Data::I32(_) | Data::U32(_) | Data::Bool(_) => return Err(not_float(self.dtype())),
+            Data::I32(_) | Data::U32(_) | Data::Bool(_) | Data::I8(_) => return Err(not_float(self.dtype())),
         };
         Ok(wide.into())
     }
@@ -162,7 +168,7 @@ impl<'a, R: Real> Array<'a, R> {
             DType::F32 => Data::F32(elements),
             DType::F16 => Data::F16(elements.iter().map(|x| x.to_f16()).collect::<Vec<_>>().into()),
             DType::Bf16 => Data::Bf16(elements.iter().map(|x| x.to_bf16()).collect::<Vec<_>>().into()),
-            DType::I32 | DType::U32 | DType::Bool => return Err(not_float(dtype)),
+            DType::I32 | DType::U32 | DType::Bool | DType::I8 => return Err(not_float(dtype)),
         };
         Ok(Self { shape: shape.to_vec(), data })
     }
@@ -176,6 +182,7 @@ impl<'a, R: Real> Array<'a, R> {
             Data::I32(v) => Elements::I32(v.into_vec()),
             Data::U32(v) => Elements::U32(v.into_vec()),
             Data::Bool(v) => Elements::Bool(v.into_vec()),
+            Data::I8(v) => Elements::I8(v.into_vec()),
         };
         TensorData::new(self.shape, elements).map_err(|error| EvalError::new(error.to_string()))
     }
@@ -192,7 +199,7 @@ impl<R: Real> Data<'_, R> {
         match self {
             Self::F16(v) => R::widen_f16(v.get(range).ok_or_else(wrong)?, scratch),
             Self::Bf16(v) => R::widen_bf16(v.get(range).ok_or_else(wrong)?, scratch),
-            Self::F32(_) | Self::I32(_) | Self::U32(_) | Self::Bool(_) => return Err(wrong()),
+            Self::F32(_) | Self::I32(_) | Self::U32(_) | Self::Bool(_) | Self::I8(_) => return Err(wrong()),
         }
         Ok(scratch)
     }

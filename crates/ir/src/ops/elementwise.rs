@@ -288,6 +288,7 @@ fn cast_real<'a, R: Real>(x: Array<'a, R>, dtype: DType) -> Result<Array<'a, R>,
         Data::I32(v) => map1(&v, |x| R::from_f64(f64::from(x)))?.into(),
         Data::U32(v) => map1(&v, |x| R::from_f64(f64::from(x)))?.into(),
         Data::Bool(v) => map1(&v, |x| if x { R::ONE } else { R::ZERO })?.into(),
+        Data::I8(v) => map1(&v, |x| R::from_f64(f64::from(x)))?.into(),
         Data::F32(_) | Data::F16(_) | Data::Bf16(_) => x.into_reals()?,
     };
     let data = match dtype {
@@ -295,6 +296,7 @@ fn cast_real<'a, R: Real>(x: Array<'a, R>, dtype: DType) -> Result<Array<'a, R>,
         DType::I32 => Data::I32(map1(&reals, R::to_i32)?.into()),
         DType::U32 => Data::U32(map1(&reals, R::to_u32)?.into()),
         DType::Bool => Data::Bool(map1(&reals, |x| x != R::ZERO)?.into()),
+        DType::I8 => return Err(EvalError::new("cast: nothing is converted to i8")),
     };
     Ok(Array { shape, data })
 }

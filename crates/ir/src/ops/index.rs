@@ -41,7 +41,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
     let rows = match &ids.data {
         Data::I32(v) => checked(op, v, &ids.shape, n_rows)?,
         Data::U32(v) => checked(op, v, &ids.shape, n_rows)?,
-        Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
+        Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) | Data::I8(_) => {
             return Err(EvalError::new(format!("{}: ids of {} are not integers", op.mnemonic(), ids.dtype())));
         }
     };

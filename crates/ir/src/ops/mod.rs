@@ -17,7 +17,7 @@ use crate::builder::Tensor;
 use crate::error::{EvalError, help_line};
 use crate::eval::{Array, Real};
 use crate::op::{Class, Op, OperandKind};
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 use std::fmt;
 
 /// A typing rule that operands or attributes break: what, and how to fix it. The place is added by the caller.
@@ -66,6 +66,7 @@ pub type OperandTypes<'a> = [Option<&'a TensorType>];
 /// [`TypeError`] says which rule is broken and, where it can, how to fix it.
 pub fn infer(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, TypeError> {
     check_arity(op, operands)?;
+    check_storage(op, operands)?;
     let results = infer_results(op, operands)?;
     for result in &results {
         if result.n_elems() > u64::from(u32::MAX) {
@@ -145,6 +146,18 @@ impl<'a, R: Real> Operands<'a, R> {
     /// All operands that are there, in order.
     fn take_all(self) -> Vec<Array<'a, R>> {
         self.0.into_iter().flatten().collect()
+    }
+}
+
+/// Of the element types, i8 is there to be cast.
+fn check_storage(op: &Op, operands: &OperandTypes) -> Result<(), TypeError> {
+    let to = if let Op::Cast { dtype } = op { Some(*dtype) } else { None };
+    match operands.iter().flatten().find(|ty| ty.dtype == DType::I8) {
+        Some(ty) if to.is_none() => Err(TypeError::new(format!("{}: {ty} is a storage type", op.mnemonic())).help("cast it to f32 first")),
+        _ if to == Some(DType::I8) => {
+            Err(TypeError::new("cast: nothing is converted to i8").help("quantize weights before they are uploaded; i32 is for integers"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -224,6 +224,7 @@ fn join<'a, R: Real>(op: &Op, mut parts: Vec<Array<'a, R>>, axis: usize, shape: 
         DType::I32 => join_as!(I32),
         DType::U32 => join_as!(U32),
         DType::Bool => join_as!(Bool),
+        DType::I8 => join_as!(I8),
     };
     Ok(Array { shape, data })
 }
@@ -249,7 +250,7 @@ fn iota<'a, R: Real>(ty: &TensorType, axis: usize) -> Result<Array<'a, R>, EvalE
         DType::U32 => Data::U32(out.into()),
         DType::I32 => Data::I32(out.into_iter().map(u32::cast_signed).collect::<Vec<_>>().into()),
         DType::F32 => Data::F32(out.into_iter().map(|i| R::from_f64(f64::from(i))).collect::<Vec<_>>().into()),
-        DType::F16 | DType::Bf16 | DType::Bool => return Err(EvalError::new(format!("iota: not defined on {}", ty.dtype))),
+        DType::F16 | DType::Bf16 | DType::Bool | DType::I8 => return Err(EvalError::new(format!("iota: not defined on {}", ty.dtype))),
     };
     Ok(Array { shape: ty.shape.clone(), data })
 }

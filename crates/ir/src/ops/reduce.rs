@@ -100,7 +100,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         Op::Argmax { axis } => match x.data {
             Data::I32(v) => Data::U32(first_largest(&v, &shape, *axis)?.into()),
             Data::U32(v) => Data::U32(first_largest(&v, &shape, *axis)?.into()),
-            Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
+            Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) | Data::I8(_) => {
                 Data::U32(first_largest(&x.into_reals()?, &shape, *axis)?.into())
             }
         },
@@ -109,7 +109,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
             match x.data {
                 Data::I32(v) => Data::I32(line.running_sum(&v, i32::wrapping_add)?.into()),
                 Data::U32(v) => Data::U32(line.running_sum(&v, u32::wrapping_add)?.into()),
-                Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
+                Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) | Data::I8(_) => {
                     let x = x.into_reals()?;
                     let sums = if *period > 0.0 {
                         let period = Period::new(*period);
@@ -129,7 +129,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
                 Data::U32(v) if is_max => Data::U32(fold.run(&v, Ord::max)?.into()),
                 Data::I32(v) => Data::I32(fold.run(&v, i32::wrapping_add)?.into()),
                 Data::U32(v) => Data::U32(fold.run(&v, u32::wrapping_add)?.into()),
-                Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) => {
+                Data::F32(_) | Data::F16(_) | Data::Bf16(_) | Data::Bool(_) | Data::I8(_) => {
                     return Array::store(&ty.shape, dtype, reals(op, &fold, &x.into_reals()?)?.into());
                 }
             }

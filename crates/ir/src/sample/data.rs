@@ -94,6 +94,7 @@ fn contents(ty: &TensorType, domain: Domain, rng: &mut Rng) -> TensorData {
         DType::Bf16 => Elements::Bf16((0..n).map(|_| bf16::from_f32(float(rng))).collect()),
         DType::I32 => Elements::I32((0..n).map(|_| int(domain, -8, rng)).collect()),
         DType::U32 => Elements::U32((0..n).map(|_| int(domain, 0, rng).unsigned_abs()).collect()),
+        DType::I8 => Elements::I8((0..n).map(|_| i8::try_from(rng.below(255).cast_signed() - 127).unwrap_or_default()).collect()),
         DType::Bool => Elements::Bool((0..n).map(|_| rng.one_in(if domain == Domain::Rare { 4 } else { 2 })).collect()),
     };
     TensorData::new(ty.shape.clone(), elements).unwrap_or_else(|_| TensorData::zeros(ty))

@@ -112,7 +112,7 @@ fn rounded(op: &Op, facts: Facts, ty: &TensorType) -> Facts {
         DType::F32 => EPS_F32,
         DType::F16 => 1e-3,
         DType::Bf16 => 8e-3,
-        DType::I32 | DType::U32 | DType::Bool => return Facts { err: 0.0, ..facts },
+        DType::I32 | DType::U32 | DType::Bool | DType::I8 => return Facts { err: 0.0, ..facts },
     };
     if op.accuracy() == crate::op::Accuracy::Exact && facts.is_exact() {
         return facts;
@@ -159,6 +159,7 @@ fn cast(to: DType, x: Facts, from: DType) -> Option<Facts> {
         DType::U32 if from.is_float() || x.lo >= 0.0 => x.monotone(1.0, |v| v.trunc().max(0.0)),
         DType::U32 => return None,
         DType::Bool => Facts::exact(0.0, 1.0),
+        DType::I8 => Facts::exact(-128.0, 127.0),
     };
     x.is_exact().then_some(facts)
 }

@@ -35,7 +35,7 @@ pub const fn tolerance(dtype: DType) -> f64 {
         DType::F32 => 1e-3,
         DType::F16 => 1e-2,
         DType::Bf16 => 8e-2,
-        DType::I32 | DType::U32 | DType::Bool => 0.0,
+        DType::I32 | DType::U32 | DType::Bool | DType::I8 => 0.0,
     }
 }
 
@@ -138,6 +138,7 @@ impl Sampler {
             DType::I32 => (-8.0, 8.0),
             DType::U32 => (0.0, 8.0),
             DType::Bool => (0.0, 1.0),
+            DType::I8 => (-128.0, 127.0),
         };
         self.source_within(dtype, shape, lo, hi)
     }
@@ -212,7 +213,7 @@ fn is_readable(dtype: DType, facts: Facts) -> bool {
     match dtype {
         DType::F32 => facts.max_abs() <= 32.0 && facts.err <= 1e-4,
         DType::F16 | DType::Bf16 => facts.max_abs() <= 32.0 && facts.is_exact(),
-        DType::I32 | DType::U32 | DType::Bool => facts.max_abs() <= 1000.0,
+        DType::I32 | DType::U32 | DType::Bool | DType::I8 => facts.max_abs() <= 1000.0,
     }
 }
 

@@ -83,8 +83,8 @@ impl Sampler {
     }
 
     fn cast(&mut self) -> Option<Proposal> {
-        let from = self.rng.of(&ALL)?;
-        let dtype = self.rng.of(&DType::ALL)?;
+        let from = if self.rng.one_in(4) { self.rng.of(&DType::ALL)? } else { self.rng.of(&ALL)? };
+        let dtype = self.rng.of(&ALL)?;
         let x = self.entry(|entry| entry.ty.dtype == from && (dtype == DType::F32 || entry.facts.is_exact()), from)?;
         Some((Op::Cast { dtype }, vec![Some(x)]))
     }

@@ -60,7 +60,7 @@ fn an_unknown_element_type() {
       at line 6, column 17
       |   %3 = exp %0 : float[3, 5]
       |                 ^
-      help: known: f32, f16, bf16, i32, u32, bool
+      help: known: f32, f16, bf16, i32, u32, bool, i8
     "#);
 }
 

@@ -571,8 +571,15 @@ const fn storage_type(dtype: DType, quad: bool) -> &'static str {
         (DType::F32, true) => "vec4<f32>",
         (DType::F32, false) => "f32",
         (DType::I32, _) => "i32",
-        (DType::U32 | DType::Bool | DType::F16 | DType::Bf16, _) => "u32",
+        (DType::F16 | DType::Bf16, true) => "vec2<u32>",
+        (DType::U32 | DType::Bool | DType::F16 | DType::Bf16 | DType::I8, _) => "u32",
     }
+}
+
+/// Whether four neighbors of an element type that begin at a multiple of four are loaded at once.
+#[must_use]
+pub const fn loads_quads(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::Bf16 | DType::I8)
 }
 
 /// WGSL type of one element in a register.
@@ -580,7 +587,7 @@ const fn storage_type(dtype: DType, quad: bool) -> &'static str {
 pub const fn register_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 | DType::F16 | DType::Bf16 => "f32",
-        DType::I32 => "i32",
+        DType::I32 | DType::I8 => "i32",
         DType::U32 => "u32",
         DType::Bool => "bool",
     }
@@ -594,16 +601,28 @@ fn accessors(name: &str, array: &str, base: u64, dtype: DType, quad: bool, write
         (DType::F32, true) => format!("{array}[({}) >> 2u][({}) & 3u]", at("i"), at("i")),
         (DType::F32 | DType::I32 | DType::U32, _) => format!("{array}[{}]", at("i")),
         (DType::Bool, _) => format!("{array}[i] != 0u"),
-        (DType::F16, _) => format!("unpack2x16float({array}[i >> 1u])[i & 1u]"),
-        (DType::Bf16, _) => format!("bitcast<f32>(({array}[i >> 1u] >> ((i & 1u) * 16u)) << 16u)"),
+        (DType::F16, true) => format!("unpack2x16float({array}[i >> 2u][(i >> 1u) & 1u])[i & 1u]"),
+        (DType::Bf16, true) => format!("bitcast<f32>(({array}[i >> 2u][(i >> 1u) & 1u] >> ((i & 1u) * 16u)) << 16u)"),
+        (DType::F16, false) => format!("unpack2x16float({array}[i >> 1u])[i & 1u]"),
+        (DType::Bf16, false) => format!("bitcast<f32>(({array}[i >> 1u] >> ((i & 1u) * 16u)) << 16u)"),
+        (DType::I8, _) => format!("extractBits(bitcast<i32>({array}[i >> 2u]), (i & 3u) * 8u, 8u)"),
     };
     let mut text = format!("fn ld_{name}(i: u32) -> {ty} {{ return {load}; }}\n");
-    if dtype == DType::F32 && quad {
-        let _ = writeln!(text, "fn ld4_{name}(i: u32) -> vec4<f32> {{ return {array}[({}) >> 2u]; }}", at("i"));
-    } else {
-        let lanes: Vec<String> = ["i", "i + 1u", "i + 2u", "i + 3u"].iter().map(|i| format!("ld_{name}({i})")).collect();
-        let _ = writeln!(text, "fn ld4_{name}(i: u32) -> vec4<{ty}> {{ return vec4<{ty}>({}); }}", lanes.join(", "));
-    }
+    let body = match (dtype, quad) {
+        (DType::F32, true) => format!("return {array}[({}) >> 2u];", at("i")),
+        (DType::F16, true) => format!("let w = {array}[i >> 2u]; return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));"),
+        (DType::Bf16, true) => format!(
+            "let w = {array}[i >> 2u]; return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));"
+        ),
+        (DType::I8, true) => {
+            format!("let w = bitcast<i32>({array}[i >> 2u]); return vec4<i32>(w << 24u, w << 16u, w << 8u, w) >> vec4<u32>(24u);")
+        }
+        (DType::F32 | DType::I32 | DType::U32 | DType::Bool | DType::F16 | DType::Bf16 | DType::I8, _) => {
+            let lanes: Vec<String> = ["i", "i + 1u", "i + 2u", "i + 3u"].iter().map(|i| format!("ld_{name}({i})")).collect();
+            format!("return vec4<{ty}>({});", lanes.join(", "))
+        }
+    };
+    let _ = writeln!(text, "fn ld4_{name}(i: u32) -> vec4<{ty}> {{ {body} }}");
     if writes {
         match (dtype, quad) {
             (DType::F32, true) => {
@@ -624,18 +643,14 @@ fn accessors(name: &str, array: &str, base: u64, dtype: DType, quad: bool, write
                     "fn st4_{name}(i: u32, x: vec4<bool>) {{ st_{name}(i, x.x); st_{name}(i + 1u, x.y); st_{name}(i + 2u, x.z); st_{name}(i + 3u, x.w); }}"
                 );
             }
-            (DType::F16, _) => {
-                let _ = writeln!(
-                    text,
-                    "fn st4_{name}(i: u32, x: vec4<f32>) {{ {array}[i >> 1u] = pack2x16float(x.xy); {array}[(i >> 1u) + 1u] = pack2x16float(x.zw); }}"
-                );
+            (DType::F16 | DType::Bf16, _) => {
+                let pack = if dtype == DType::F16 { "pack2x16float" } else { "pack_bf16" };
+                let [low, high] = if quad { ["[i >> 2u].x", "[i >> 2u].y"] } else { ["[i >> 1u]", "[(i >> 1u) + 1u]"] };
+                let _ =
+                    writeln!(text, "fn st4_{name}(i: u32, x: vec4<f32>) {{ {array}{low} = {pack}(x.xy); {array}{high} = {pack}(x.zw); }}");
             }
-            (DType::Bf16, _) => {
-                let _ = writeln!(
-                    text,
-                    "fn st4_{name}(i: u32, x: vec4<f32>) {{ {array}[i >> 1u] = pack_bf16(x.xy); {array}[(i >> 1u) + 1u] = pack_bf16(x.zw); }}"
-                );
-            }
+            // No op gives an i8.
+            (DType::I8, _) => {}
         }
     }
     text

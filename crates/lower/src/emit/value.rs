@@ -4,7 +4,7 @@
 //! or defined by their own kernel.
 
 use super::index::{Index, Part};
-use super::kernel::{HeldArray, KernelBuilder, Width, register_type};
+use super::kernel::{HeldArray, KernelBuilder, Width, loads_quads, register_type};
 use super::num::Num;
 use super::sums::RunningSum;
 use crate::step::StepValue;
@@ -77,7 +77,7 @@ impl KernelBuilder<'_> {
     /// Loads an element, or four, of a stored value.
     pub fn load(&mut self, value: StepValue, dtype: DType, index: &Index, width: Width) -> String {
         let (flat, aligned) = index.flat(self);
-        let quad = width == Width::Four && aligned && dtype == DType::F32;
+        let quad = width == Width::Four && aligned && loads_quads(dtype);
         let name = self.read(value, dtype, quad);
         let at = self.bind(flat);
         self.bind(match width {
@@ -347,7 +347,7 @@ impl KernelBuilder<'_> {
         let last = self.last(&rows);
         let row = match graph.ty(ids).dtype {
             DType::I32 => self.bind(format!("min(u32(max({id}, 0)), {last})")),
-            DType::F32 | DType::F16 | DType::Bf16 | DType::U32 | DType::Bool => self.bind(format!("min({id}, {last})")),
+            DType::F32 | DType::F16 | DType::Bf16 | DType::U32 | DType::Bool | DType::I8 => self.bind(format!("min({id}, {last})")),
         };
         let mut parts = vec![Part::new(row, vec![rows], 1)];
         parts.extend(cut.run(self, n_id_axes..index.rank()));
@@ -442,7 +442,7 @@ impl KernelBuilder<'_> {
         let rounds = op.accuracy() != Accuracy::Exact || matches!(op, Op::Clamp { .. });
         match dtype {
             DType::F16 | DType::Bf16 if rounds => self.cast(&expr, DType::F32, dtype, width),
-            DType::F32 | DType::F16 | DType::Bf16 | DType::I32 | DType::U32 | DType::Bool => expr,
+            DType::F32 | DType::F16 | DType::Bf16 | DType::I32 | DType::U32 | DType::Bool | DType::I8 => expr,
         }
     }
 
@@ -511,7 +511,7 @@ pub fn literal(number: f64, dtype: DType, width: Width) -> String {
         DType::F32 => f32_literal(number as f32),
         DType::F16 => f32_literal(half::f16::from_f64(number).to_f32()),
         DType::Bf16 => f32_literal(half::bf16::from_f64(number).to_f32()),
-        DType::I32 => format!("i32({})", number as i32),
+        DType::I32 | DType::I8 => format!("i32({})", number as i32),
         DType::U32 => format!("{}u", number as u32),
         DType::Bool => (number != 0.0).to_string(),
     };

@@ -238,7 +238,7 @@ impl Geometry {
         let last = kb.last(&self.rows);
         kb.bind(match kb.ctx.graph.ty(self.ids).dtype {
             DType::I32 => format!("min(u32(max({id}, 0)), {last})"),
-            DType::F32 | DType::F16 | DType::Bf16 | DType::U32 | DType::Bool => format!("min({id}, {last})"),
+            DType::F32 | DType::F16 | DType::Bf16 | DType::U32 | DType::Bool | DType::I8 => format!("min({id}, {last})"),
         })
     }
 

@@ -316,7 +316,7 @@ fn partial_dtype(ctx: &LowerCtx<'_>, reductions: &[Reduction]) -> Option<DType> 
         DType::F32 | DType::F16 | DType::Bf16 => Some(DType::F32),
         DType::I32 => Some(DType::I32),
         DType::U32 => Some(DType::U32),
-        DType::Bool => None,
+        DType::Bool | DType::I8 => None,
     };
     let first = stored(reductions.first()?)?;
     reductions.iter().all(|reduction| stored(reduction) == Some(first)).then_some(first)
