@@ -30,6 +30,7 @@ pub mod norm;
 pub mod params;
 pub mod s6;
 pub mod settings;
+pub mod shapes;
 pub mod ssd;
 pub mod state;
 pub mod train;

@@ -1,5 +1,7 @@
 //! `monopass bench`: measurements as JSON lines with keys that stay.
 
+mod model;
+
 use super::block::BlockArgs;
 use super::drift;
 use crate::args::{ExecutorArgs, PassArgs, at_least_one};
@@ -32,6 +34,11 @@ enum What {
     /// not measured. Counters are those of a replay. `tflops` and `gbps` divide what the plan says by `gpu_ms`, else by
     /// `ms_median`.
     Block(BenchArgs),
+    /// A model of published sizes with random weights: a JSON line for each storage type, batch and length
+    ///
+    /// `ms_per_run` is wall time over all runs, of which two are in flight. `floor_ms` is how long the bytes of weights and
+    /// states take at the bandwidth of a copy, measured before, and `times_floor` the ratio to it.
+    Model(model::Args),
     /// A long run of decode steps against the same in f64: a JSON line at each power of ten
     ///
     /// The reference is the interpreter in f64, whose states and outputs are not rounded between steps; both have the same
@@ -77,6 +84,7 @@ const SHORT_ROWS: usize = 256;
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     match &args.what {
         What::Block(args) => block(args),
+        What::Model(args) => model::run(args),
         What::Drift(args) => drift::run(args),
     }
 }
