@@ -5,6 +5,7 @@ use crate::blocks::ConfigErrors;
 use crate::blocks::cases::CaseError;
 use crate::ir::error::{BuildErrors, EvalError, ParseError, VerifyErrors};
 use crate::ir::storage::StorageError;
+use crate::ir::tap::TapError;
 use crate::lower::{LowerError, Target};
 use crate::runtime::RuntimeError;
 
@@ -32,6 +33,9 @@ pub enum Error {
     /// A weight cannot be stored as asked, or a graph cannot use it so.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// A pattern names no value of a graph.
+    #[error(transparent)]
+    Tap(#[from] TapError),
     /// A configuration does not fit together.
     #[error(transparent)]
     Config(#[from] ConfigErrors),

@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (text from a model), [`train`] (a model in training),
+//! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (text from a model), [`train`] (a model in training), [`hooks`] (looking inside a run),
 //! [`snapshot`] (stable texts of a graph for tests), `fs` (checkpoints in directories, on native targets), [`error`].
 //! The layers below are [`ir`] (graphs), [`lower`] (plans), [`runtime`] (devices) and [`blocks`] (Mamba-2, Mamba-3).
 //!
@@ -39,6 +39,7 @@ pub mod error;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod fs;
 pub mod generate;
+pub mod hooks;
 pub mod snapshot;
 pub mod train;
 

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use indexmap::IndexMap;
+use monopass_ir::error::EvalError;
 use monopass_ir::eval::Tensors;
 use monopass_ir::storage::{ParamStorage, StoredTensor};
 use monopass_ir::{DType, Graph, TensorData};
@@ -33,6 +34,27 @@ impl Params {
         match &self.0 {
             Place::Gpu { weights, .. } => weights.bytes(),
             Place::Cpu(tensors) => tensors.values().map(|tensor| tensor.ty().size_bytes()).sum(),
+        }
+    }
+
+    /// A parameter as computations see it, read back.
+    ///
+    /// # Errors
+    /// A name that was not uploaded; what a read-back can meet.
+    pub async fn read(&self, name: &str) -> Result<TensorData, Error> {
+        let missing =
+            || EvalError { message: format!("param {name:?} is missing"), help: Some("upload it under exactly this name".to_owned()) };
+        match &self.0 {
+            Place::Cpu(tensors) => Ok(tensors.get(name).cloned().ok_or_else(missing)?),
+            Place::Gpu { weights, storage } => {
+                let Some(how) = storage.get(name) else { return Ok(weights.read(name).await?) };
+                let mut parts = Vec::new();
+                for (name, scale) in how.names(name) {
+                    let scale = if let Some(scale) = scale { Some(weights.read(&scale).await?) } else { None };
+                    parts.push(StoredTensor::new(how.storage, weights.read(&name).await?, scale)?.into_f32());
+                }
+                Ok(StoredTensor::joined(parts)?)
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind};
 use crate::error::ConfigErrors;
 use crate::names;
+use monopass_ir::pattern;
 use std::ops::Range;
 
 /// What a parameter is for.
@@ -272,34 +273,14 @@ pub(crate) fn select(params: &[ParamInfo], mode: &Trainable, bc_rows: Range<usiz
             Ok(projections.map(|param| TrainRows { name: param.name.clone(), rows: bc_rows.clone() }).collect())
         }
         Trainable::Names(patterns) => {
-            if let Some(pattern) = patterns.iter().find(|pattern| !params.iter().any(|param| glob_matches(pattern, &param.name))) {
+            if let Some(pattern) = patterns.iter().find(|pattern| !params.iter().any(|param| pattern::matches(pattern, &param.name))) {
                 let example = params.first().map_or_else(String::new, |param| param.name.clone());
                 return Err(TrainableError::NoMatch { pattern: pattern.clone(), example });
             }
-            let is_named = |param: &&ParamInfo| patterns.iter().any(|pattern| glob_matches(pattern, &param.name));
+            let is_named = |param: &&ParamInfo| patterns.iter().any(|pattern| pattern::matches(pattern, &param.name));
             Ok(params.iter().filter(is_named).map(whole).collect())
         }
     }
-}
-
-/// Whether `text` matches `pattern`, where `*` stands for any text and `?` for any character.
-fn glob_matches(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    // `reach[i]`: whether the pattern read so far matches the first `i` characters.
-    let mut reach = vec![false; text.len() + 1];
-    reach[0] = true;
-    for &symbol in &pattern {
-        if symbol == '*' {
-            let first = reach.iter().position(|&is_reached| is_reached).unwrap_or(reach.len());
-            reach[first..].fill(true);
-        } else {
-            for i in (0..text.len()).rev() {
-                reach[i + 1] = reach[i] && (symbol == '?' || symbol == text[i]);
-            }
-            reach[0] = false;
-        }
-    }
-    reach[text.len()]
 }
 
 #[cfg(test)]
@@ -358,11 +339,5 @@ mod tests {
         assert_eq!(names(&config).len(), 9);
         let exempt: Vec<_> = config.parameters("").unwrap().into_iter().filter(|p| p.decay_exempt).map(|p| p.name).collect();
         assert_eq!(exempt, ["preNormWeight", "bConv", "A_log", "dt_bias", "D_vec", "normWeight"]);
-    }
-
-    #[test]
-    fn stars_match_any_text() {
-        assert!(glob_matches("*", "") && glob_matches("a*c*", "abcc") && glob_matches("**b", "ab"));
-        assert!(!glob_matches("a?", "a") && !glob_matches("", "a") && !glob_matches("a*d", "abc"));
     }
 }

@@ -295,6 +295,23 @@ impl StoredTensor {
         }
     }
 
+    /// f32 tensors, one after the other along the first axis.
+    ///
+    /// # Errors
+    /// [`StorageError::Shape`] if they are none, or differ in another axis.
+    pub fn joined(mut parts: Vec<TensorData>) -> Result<TensorData, StorageError> {
+        if parts.len() == 1
+            && let Some(only) = parts.pop()
+        {
+            return Ok(only);
+        }
+        let inner = parts.first().and_then(|part| part.shape().get(1..)).unwrap_or_default().to_vec();
+        let rows: usize = parts.iter().map(|part| part.shape().first().copied().unwrap_or(0)).sum();
+        let shape = [&[rows], inner.as_slice()].concat();
+        let values: Vec<f32> = parts.into_iter().flat_map(|part| part.to_f32_vec()).collect();
+        TensorData::f32(shape.clone(), values).map_err(|_| StorageError::Shape { shape, storage: Storage::F32 })
+    }
+
     /// Rows of the first axis, stored likewise.
     #[must_use]
     pub fn rows(&self, rows: &Range<usize>) -> Self {
@@ -419,6 +436,20 @@ impl ParamStorage {
         let run = if run > 4 { run / 4 * 4 } else { run };
         let parts = (0..rows.div_ceil(run)).map(|i| i * run..((i + 1) * run).min(rows)).collect();
         Self { storage, parts }
+    }
+
+    /// Names of the buffers of the param `name`, each with that of its scales.
+    #[must_use]
+    pub fn names(&self, name: &str) -> Vec<(String, Option<String>)> {
+        let is_quantized = self.storage.dtype() == DType::I8;
+        let named = |name: String| {
+            let scale = is_quantized.then(|| scale_name(&name));
+            (name, scale)
+        };
+        if self.parts.is_empty() {
+            return vec![named(name.to_owned())];
+        }
+        (0..self.parts.len()).map(|i| named(part_name(name, i))).collect()
     }
 
     /// Names of the buffers and what each holds, for the param `name` of this tensor.

@@ -10,6 +10,7 @@ use crate::{Outcome, engine, input};
 use input::Data;
 use miette::Result;
 use monopass::engine::{Engine, LoadOptions, Session, blocking};
+use monopass::hooks::trace_non_finite;
 use monopass::ir::gradcheck::{self, Gradcheck};
 use monopass::lower::dump::{DumpSink, NoDump};
 use monopass::{CompileOptions, Counters, Graph, Tensors};
@@ -36,6 +37,12 @@ pub(crate) struct Args {
     /// With --gradcheck: elements checked of each source, spread over it; 0 checks all
     #[arg(long, value_name = "N", default_value_t = 64)]
     gradcheck_elems: usize,
+    /// Give back a value inside the graph too: its number (%12), a name, or a scope for its last value; * and ? match
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = ["check", "gradcheck"])]
+    tap: Vec<String>,
+    /// Name the first op with a result that is not finite although its operands are
+    #[arg(long, conflicts_with_all = ["check", "gradcheck", "tap"])]
+    trace_nan: bool,
     /// One JSON object a tensor, where NaN and infinities are null, or a line of a check
     #[arg(long)]
     json: bool,
@@ -46,6 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if args.gradcheck {
         return check_gradients(args, &graph);
     }
+    let graph = if args.tap.is_empty() { graph } else { graph.with_taps(&args.tap).or_report()?.0 };
     let engine = engine::open(&args.executor)?;
     let options = args.passes.options();
     let mut sink = args.dump.sink()?;
@@ -65,11 +73,49 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return check::run(&engine, &graph, &data, &options, args.json);
     }
     note(&engine.describe());
+    if args.trace_nan {
+        return trace(&engine, &graph, &data, args.json);
+    }
     let result = execute(&engine, &graph, &data, &options)?;
-    print_tensors("output", &result.outputs, args.json)?;
+    let (taps, outputs): (Tensors, Tensors) = result.outputs.into_iter().partition(|(name, _)| name.starts_with("tap:"));
+    print_tensors("output", &outputs, args.json)?;
+    print_taps(&taps, args.json)?;
     print_tensors("state", &result.states, args.json)?;
     note(&described(&result.counters));
     Ok(Outcome::Good)
+}
+
+/// Tapped values, with their range for a reader.
+fn print_taps(taps: &Tensors, is_json: bool) -> Result<()> {
+    for (name, tensor) in taps {
+        print_tensors("tap", &Tensors::from([(name.trim_start_matches("tap:").to_owned(), tensor.clone())]), is_json)?;
+        let values = tensor.to_f32_vec();
+        if !is_json && !values.is_empty() {
+            let (lo, hi) = values.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
+            #[expect(clippy::cast_precision_loss, reason = "a figure for readers")]
+            let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
+            print_line(&format!("  from {lo} to {hi}, mean {mean}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Says which value is the first that is not finite.
+fn trace(engine: &Engine, graph: &Graph, data: &Data, is_json: bool) -> Result<Outcome> {
+    let params = blocking::upload(engine, data.params.clone()).or_report()?;
+    let session = started(engine, data)?;
+    let found = pollster::block_on(trace_non_finite(engine, graph, &params, &session, &data.inputs())).or_report()?;
+    print_line(&match (&found, is_json) {
+        (None, false) => "all values are finite".to_owned(),
+        (Some(culprit), false) => culprit.to_string(),
+        (None, true) => json!({ "finite": true }).to_string(),
+        (Some(culprit), true) => json!({
+            "finite": false, "op": culprit.op, "value": culprit.value, "scope": culprit.scope,
+            "nan": culprit.n_nan, "inf": culprit.n_inf, "first": culprit.first,
+        })
+        .to_string(),
+    })?;
+    Ok(if found.is_none() { Outcome::Good } else { Outcome::Bad })
 }
 
 /// Judges the gradients of a graph, on the interpreter whatever the executor.

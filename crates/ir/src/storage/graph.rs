@@ -71,13 +71,14 @@ impl Stored<'_> {
         if !storage.storage.fits(&shape) || self.old.ty(value).dtype != DType::F32 {
             return Err(wrong());
         }
-        let whole = [0..shape.first().copied().unwrap_or(1)];
-        let is_whole = storage.parts.is_empty();
         let mut parts = Vec::new();
-        for (i, rows) in (if is_whole { &whole[..] } else { &storage.parts }).iter().enumerate() {
-            let shape = if is_whole { shape.clone() } else { [&[rows.len()], &shape[1..]].concat() };
-            let name = if is_whole { name.to_owned() } else { part_name(name, i) };
-            parts.push(self.part(node, &name, storage.storage, &shape, rows.clone()).ok_or_else(wrong)?);
+        if storage.parts.is_empty() {
+            let rows = 0..shape.first().copied().unwrap_or(1);
+            parts.push(self.part(node, name, storage.storage, &shape, rows).ok_or_else(wrong)?);
+        }
+        for (i, rows) in storage.parts.iter().enumerate() {
+            let shape = [&[rows.len()], &shape[1..]].concat();
+            parts.push(self.part(node, &part_name(name, i), storage.storage, &shape, rows.clone()).ok_or_else(wrong)?);
         }
         self.weights.insert(value, parts);
         Ok(())
