@@ -146,6 +146,7 @@ fn line(args: &Args, engine: &Engine, config: &LmConfig, params: &Params, at: &P
         "dtype": at.storage.name(),
         "ms_per_run": measured.wall_ms,
         "gpu_ms": measured.gpu_ms,
+        "record_us": measured.record_us,
         "tokens_per_second": rate(n_tokens, seconds, 1.0),
         "weights_bytes": params.bytes(),
         "states_bytes": state_bytes,
@@ -170,6 +171,7 @@ fn load(engine: &Engine, graph: &monopass::Graph, params: &Params, options: &Com
 struct Measured {
     wall_ms: f64,
     gpu_ms: Option<f64>,
+    record_us: f64,
     counters: Counters,
 }
 
@@ -186,11 +188,14 @@ fn measure(
         blocking::run(program, session, inputs).or_report()?;
     }
     let ahead = if is_gpu { 2 } else { 1 };
-    let (mut flying, mut gpu, mut counters): (VecDeque<Pending>, Vec<f64>, _) = (VecDeque::new(), Vec::new(), Counters::default());
+    let (mut flying, mut counters): (VecDeque<Pending>, _) = (VecDeque::new(), Counters::default());
+    let (mut gpu, mut record) = (Vec::new(), Vec::new());
     let start = Instant::now();
     for i in 0..args.runs + ahead {
         if i < args.runs {
+            let before = Instant::now();
             flying.push_back(program.submit(session, inputs).or_report()?);
+            record.push(before.elapsed().as_secs_f64() * 1e6);
         }
         if i + 1 >= ahead
             && let Some(pending) = flying.pop_front()
@@ -202,7 +207,7 @@ fn measure(
     }
     let wall_ms = start.elapsed().as_secs_f64() * 1e3 / f64::from(args.runs);
     spinner.finish_and_clear();
-    Ok(Measured { wall_ms, gpu_ms: median(gpu), counters })
+    Ok(Measured { wall_ms, gpu_ms: median(gpu), record_us: median(record).unwrap_or_default(), counters })
 }
 
 /// GB/s of a state that is negated in place, read and written bytes together; `None` where GPU time is not measured.
