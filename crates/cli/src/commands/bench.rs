@@ -36,7 +36,7 @@ enum What {
     Block(BenchArgs),
     /// A model of published sizes with random weights: a JSON line for each storage type, batch and length
     ///
-    /// `ms_per_run` is wall time over all runs, of which two are in flight. `floor_ms` is how long the bytes of weights and
+    /// `ms_per_run` is the median wall time from the end of a run to the end of the next, two in flight. `floor_ms` is how long the bytes of weights and
     /// states take at the bandwidth of a copy, measured before, and `times_floor` the ratio to it. `record_us` is how long the
     /// host takes to record and submit a run.
     Model(model::Args),

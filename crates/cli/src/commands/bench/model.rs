@@ -175,7 +175,8 @@ struct Measured {
     counters: Counters,
 }
 
-/// Runs one after the other, on a device the next one submitted before the last one is waited for; time a run of all together.
+/// Runs one after the other, on a device the next one submitted before the last one is waited for. The time of a run is the median
+/// time from one end to the next, since drivers stop for something else now and then.
 fn measure(
     args: &Args,
     program: &Program,
@@ -189,8 +190,8 @@ fn measure(
     }
     let ahead = if is_gpu { 2 } else { 1 };
     let (mut flying, mut counters): (VecDeque<Pending>, _) = (VecDeque::new(), Counters::default());
-    let (mut gpu, mut record) = (Vec::new(), Vec::new());
-    let start = Instant::now();
+    let (mut gpu, mut record, mut wall) = (Vec::new(), Vec::new(), Vec::new());
+    let mut last = Instant::now();
     for i in 0..args.runs + ahead {
         if i < args.runs {
             let before = Instant::now();
@@ -203,11 +204,11 @@ fn measure(
             let run = blocking::wait(pending).or_report()?;
             gpu.extend(run.gpu_ns.map(|ns| Duration::from_nanos(ns).as_secs_f64() * 1e3));
             counters = run.counters;
+            wall.push(std::mem::replace(&mut last, Instant::now()).elapsed().as_secs_f64() * 1e3);
         }
     }
-    let wall_ms = start.elapsed().as_secs_f64() * 1e3 / f64::from(args.runs);
     spinner.finish_and_clear();
-    Ok(Measured { wall_ms, gpu_ms: median(gpu), record_us: median(record).unwrap_or_default(), counters })
+    Ok(Measured { wall_ms: median(wall).unwrap_or_default(), gpu_ms: median(gpu), record_us: median(record).unwrap_or_default(), counters })
 }
 
 /// GB/s of a state that is negated in place, read and written bytes together; `None` where GPU time is not measured.
