@@ -1,6 +1,6 @@
 //! Checkpoints in directories, on native targets.
 
-use monopass_blocks::checkpoint::{Bytes, Files, ReadError, TORCH_FILE, WEIGHTS_FILE};
+use monopass_blocks::checkpoint::{Bytes, Files, GGUF_FILE, INDEX_FILE, ReadError, TORCH_FILE, WEIGHTS_FILE};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub struct DirFiles {
 
 impl DirFiles {
     /// The checkpoint at `path`: a directory, or a `.safetensors` or `.bin` file, which then stands for the tensors, with the
-    /// configuration beside it.
+    /// configuration beside it, or a `.gguf` file, which has it inside.
     ///
     /// # Errors
     /// Nothing is there, or neither of the two.
@@ -22,8 +22,8 @@ impl DirFiles {
         if path.metadata()?.is_dir() {
             return Ok(Self { dir: path.to_owned(), weights: None });
         }
-        if path.extension().is_none_or(|extension| extension != "safetensors" && extension != "bin") {
-            let message = "neither a directory nor a .safetensors or .bin file";
+        if path.extension().is_none_or(|extension| extension != "safetensors" && extension != "bin" && extension != "gguf") {
+            let message = "neither a directory nor a .safetensors, .bin or .gguf file";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
@@ -36,7 +36,7 @@ impl DirFiles {
         match &self.weights {
             Some(weights) if name == weights_name(weights) => Some(weights.clone()),
             // One file was named, so a list of shards or another one beside it is not meant.
-            Some(_) if [WEIGHTS_FILE, TORCH_FILE, monopass_blocks::checkpoint::INDEX_FILE].contains(&name) => None,
+            Some(_) if [WEIGHTS_FILE, TORCH_FILE, GGUF_FILE, INDEX_FILE].contains(&name) => None,
             _ => Some(self.dir.join(name)).filter(|path| path.exists()),
         }
     }
@@ -44,7 +44,11 @@ impl DirFiles {
 
 /// What a file of tensors is called in a directory of its own.
 fn weights_name(path: &Path) -> &'static str {
-    if path.extension().is_some_and(|extension| extension == "bin") { TORCH_FILE } else { WEIGHTS_FILE }
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("bin") => TORCH_FILE,
+        Some("gguf") => GGUF_FILE,
+        _ => WEIGHTS_FILE,
+    }
 }
 
 impl Files for DirFiles {
@@ -57,5 +61,14 @@ impl Files for DirFiles {
             Ok(Box::new(std::fs::read(path)?))
         };
         self.locate(name).map(read).transpose()
+    }
+
+    /// Names of the directory's files that are text; of no other matter if one file of tensors was named.
+    fn names(&self) -> Result<Vec<String>, ReadError> {
+        if self.weights.is_some() {
+            return Ok(Vec::new());
+        }
+        let entries = std::fs::read_dir(&self.dir)?.collect::<io::Result<Vec<_>>>()?;
+        Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 }

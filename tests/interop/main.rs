@@ -3,7 +3,7 @@
 //! With `MONOPASS_INTEROP=DIR` the checkpoints, token ids and our logits are left in DIR, for `tests/interop/run.sh`, which
 //! loads them in `transformers` and compares.
 
-use monopass::blocks::checkpoint::{SaveLayout, SaveOptions, StorageType, load, save_with, write_tensors};
+use monopass::blocks::checkpoint::{SaveLayout, SaveOptions, Storage, load, save_with, write_tensors};
 use monopass::blocks::{Head, Io, LmGraph, Mamba2Config, init, model};
 use monopass::fs::DirFiles;
 use monopass::ir::eval::{Interpreter, Precision};
@@ -61,14 +61,14 @@ fn checkpoints_are_written_as_others_read_them() -> Outcome {
     let out = destination();
     for (name, config) in configs() {
         let params = params(&config)?;
-        for storage in [StorageType::F32, StorageType::F16, StorageType::Bf16] {
+        for storage in [Storage::F32, Storage::F16, Storage::Bf16] {
             let dir = out.join(format!("{name}_{storage}"));
             let options = SaveOptions { storage, layout: Some(SaveLayout::HuggingFace) };
             write(&dir, save_with(&config, &params, &options)?)?;
             let read = load(&DirFiles::open(&dir)?)?;
             assert!(read.warnings.is_empty() && read.config == config, "{name}: {:?}", read.warnings);
             let ours = logits(&read.config, &read.params)?;
-            if storage == StorageType::F32 {
+            if storage == Storage::F32 {
                 assert_eq!(ours, logits(&config, &params)?);
             }
             let vectors = [("ids".to_owned(), ids()?), ("logits".to_owned(), ours)].into_iter().collect();

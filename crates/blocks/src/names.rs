@@ -118,6 +118,50 @@ pub fn from_hf(name: &str) -> String {
     name.replace("backbone.embeddings.", "backbone.embedding.")
 }
 
+/// Our names and those of GGUF files for parameters of the model around the blocks.
+const GGUF_MODEL: [(&str, &str); 3] = [
+    ("backbone.embedding.weight", "token_embd.weight"),
+    ("backbone.norm_f.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Our names and those of GGUF files for parameters of a block, both without what stands before them.
+const GGUF_BLOCK: [(&str, &str); 11] = [
+    ("norm.weight", "attn_norm.weight"),
+    ("mixer.in_proj.weight", "ssm_in.weight"),
+    ("mixer.in_proj.bias", "ssm_in.bias"),
+    ("mixer.conv1d.weight", "ssm_conv1d.weight"),
+    ("mixer.conv1d.bias", "ssm_conv1d.bias"),
+    ("mixer.A_log", "ssm_a"),
+    ("mixer.dt_bias", "ssm_dt.bias"),
+    ("mixer.D", "ssm_d"),
+    ("mixer.norm.weight", "ssm_norm.weight"),
+    ("mixer.out_proj.weight", "ssm_out.weight"),
+    ("mixer.out_proj.bias", "ssm_out.bias"),
+];
+
+/// The name that GGUF files use for a parameter of ours, or the same name if they have none.
+#[must_use]
+pub fn to_gguf(name: &str) -> String {
+    let in_block = name.strip_prefix("backbone.layers.").and_then(|rest| {
+        let (layer, name) = rest.split_once('.')?;
+        GGUF_BLOCK.iter().find(|(ours, _)| *ours == name).map(|(_, theirs)| format!("blk.{layer}.{theirs}"))
+    });
+    let around = || GGUF_MODEL.iter().find(|(ours, _)| *ours == name).map(|(_, theirs)| (*theirs).to_owned());
+    in_block.or_else(around).unwrap_or_else(|| name.to_owned())
+}
+
+/// Our name for a tensor of a GGUF file, or the same name if it is no parameter of ours.
+#[must_use]
+pub fn from_gguf(name: &str) -> String {
+    let in_block = name.strip_prefix("blk.").and_then(|rest| {
+        let (layer, name) = rest.split_once('.')?;
+        GGUF_BLOCK.iter().find(|(_, theirs)| *theirs == name).map(|(ours, _)| format!("backbone.layers.{layer}.{ours}"))
+    });
+    let around = || GGUF_MODEL.iter().find(|(_, theirs)| *theirs == name).map(|(ours, _)| (*ours).to_owned());
+    in_block.or_else(around).unwrap_or_else(|| name.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,6 +173,22 @@ mod tests {
             assert_eq!(from_hf(&format!("model.{}", to_hf(name))), name);
         }
         assert_eq!(to_hf("backbone.embedding.weight"), "backbone.embeddings.weight");
+    }
+
+    #[test]
+    fn names_of_gguf_come_back() {
+        for (ours, theirs) in [
+            ("backbone.embedding.weight", "token_embd.weight"),
+            ("backbone.layers.11.mixer.A_log", "blk.11.ssm_a"),
+            ("backbone.layers.0.norm.weight", "blk.0.attn_norm.weight"),
+            ("lm_head.weight", "output.weight"),
+            ("rope_freqs.weight", "rope_freqs.weight"),
+        ] {
+            assert_eq!((to_gguf(ours).as_str(), from_gguf(theirs).as_str()), (theirs, ours));
+        }
+        // Every parameter of a Mamba-2 that such a file can hold has a name.
+        let roles = Role::ALL.into_iter().filter_map(|role| of_block(Naming::Mixer, role));
+        assert_eq!(roles.filter(|name| to_gguf(&format!("backbone.layers.3.{name}")).starts_with("blk.3.")).count(), GGUF_BLOCK.len());
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod support;
 
 use half::{bf16, f16};
 use indexmap::IndexMap;
-use monopass_blocks::checkpoint::{self, CheckpointError, Layout, SaveLayout, SaveOptions, StorageType};
+use monopass_blocks::checkpoint::{self, CheckpointError, Layout, SaveLayout, SaveOptions, Storage};
 use monopass_blocks::{Checkpoint, LmConfig, Mamba2Config, NormKind, init};
 use monopass_ir::TensorData;
 use support::{Dir, Result};
@@ -63,7 +63,7 @@ fn what_is_saved_is_loaded_again() -> Result {
 /// Weights come back rounded, norms, biases and decays as they were, and what was rounded once is saved as it is.
 #[test]
 fn half_floats_are_saved_and_loaded_again() -> Result {
-    for (storage, name, dtype) in [(StorageType::F16, "float16", "F16"), (StorageType::Bf16, "bfloat16", "BF16")] {
+    for (storage, name, dtype) in [(Storage::F16, "float16", "F16"), (Storage::Bf16, "bfloat16", "BF16")] {
         for layout in [None, Some(SaveLayout::StateSpaces)] {
             let (config, options) = (small(), SaveOptions { storage, layout });
             let params = init::lm(&config, 1)?;
@@ -73,9 +73,9 @@ fn half_floats_are_saved_and_loaded_again() -> Result {
             for param in config.parameters()? {
                 let values = params[&param.name].to_f32_vec();
                 let stored = values.iter().map(|&value| match storage {
-                    StorageType::F16 if !param.role.stays_f32() => f16::from_f32(value).to_f32(),
-                    StorageType::Bf16 if !param.role.stays_f32() => bf16::from_f32(value).to_f32(),
-                    StorageType::F32 | StorageType::F16 | StorageType::Bf16 => value,
+                    Storage::F16 if !param.role.stays_f32() => f16::from_f32(value).to_f32(),
+                    Storage::Bf16 if !param.role.stays_f32() => bf16::from_f32(value).to_f32(),
+                    Storage::F32 | Storage::F16 | Storage::Bf16 | Storage::Int8 | Storage::Q8_0 => value,
                 });
                 assert_eq!(loaded.params[&param.name].to_f32_vec(), stored.collect::<Vec<_>>(), "{}", param.name);
             }
@@ -103,12 +103,12 @@ fn a_weight_that_a_half_cannot_hold_is_named() -> Result {
     // What stays f32 may be as large as it likes.
     let bias = "backbone.layers.0.mixer.conv1d.bias";
     params.insert(bias.into(), TensorData::f32(params[bias].shape(), vec![1e6; params[bias].to_f32_vec().len()])?);
-    let options = SaveOptions { storage: StorageType::F16, layout: None };
+    let options = SaveOptions { storage: Storage::F16, layout: None };
     let error = checkpoint::save_with(&config, &params, &options).err().ok_or("saved")?;
     let text =
         format!("tensor {name} has -7e4, which f16 cannot hold\n  help: save as bf16, whose range is wider than that of f16, or as f32");
     assert_eq!(error.to_string(), text);
-    let options = SaveOptions { storage: StorageType::Bf16, ..options };
+    let options = SaveOptions { storage: Storage::Bf16, ..options };
     assert!(checkpoint::load(&checkpoint::save_with(&config, &params, &options)?).is_ok());
     Ok(())
 }

@@ -75,7 +75,7 @@ fn decoding() -> Result {
 
 #[test]
 fn models() -> Result {
-    check(&["lm", "checkpoint"], 7)
+    check(&["lm", "checkpoint"], 8)
 }
 
 fn small() -> Mamba2Config {

@@ -4,7 +4,7 @@
 mod support;
 
 use indexmap::IndexMap;
-use monopass_blocks::checkpoint::{self, CheckpointError, Layout, LoadOptions, SaveLayout, SaveOptions, StorageType, load_predecessor};
+use monopass_blocks::checkpoint::{self, CheckpointError, Layout, LoadOptions, SaveLayout, SaveOptions, Storage, load_predecessor};
 use monopass_blocks::{AAct, Mamba2Config, init};
 use monopass_ir::TensorData;
 use safetensors::tensor::TensorView;
@@ -12,7 +12,7 @@ use support::{Choices, Dir, Result};
 
 type FileMap = IndexMap<String, Vec<u8>>;
 
-const HEAVY_TAIL: LoadOptions = LoadOptions { a_act: Some(AAct::HeavyTail) };
+const HEAVY_TAIL: LoadOptions = LoadOptions { a_act: Some(AAct::HeavyTail), storage: None };
 
 fn files(id: &str) -> Result<FileMap> {
     let dir = Dir::golden().sub(id);
@@ -192,7 +192,7 @@ fn a_mamba3_is_saved_with_its_activation() -> Result {
     assert_eq!((&config["vocab_size"], &config["pad_vocab_size_multiple"]), (&21.into(), &16.into()));
     let text = String::from_utf8_lossy(&saved["model.safetensors"]).into_owned();
     assert!(text.contains("backbone.embedding.weight") && !text.contains("backbone.embeddings"));
-    let halves = checkpoint::save_with(&loaded.config, &loaded.params, &SaveOptions { storage: StorageType::Bf16, layout: None })?;
+    let halves = checkpoint::save_with(&loaded.config, &loaded.params, &SaveOptions { storage: Storage::Bf16, layout: None })?;
     let report = checkpoint::inspect(&halves)?;
     assert!(report.tensors.iter().any(|tensor| tensor.dtype == "BF16") && report.tensors.iter().any(|tensor| tensor.dtype == "F32"));
     assert_eq!(checkpoint::load(&halves)?.config, loaded.config);

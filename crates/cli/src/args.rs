@@ -47,7 +47,7 @@ pub(crate) struct CheckpointArgs {
 
 impl CheckpointArgs {
     pub(crate) const fn options(self) -> LoadOptions {
-        LoadOptions { a_act: self.a_act }
+        LoadOptions { a_act: self.a_act, storage: None }
     }
 }
 

@@ -16,7 +16,7 @@ impl MappedFiles {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let files = DirFiles::open(path).map_err(|error| {
             io_failure(path, &error)
-                .help(format!("give the directory that holds {CONFIG_FILE}, or the .safetensors or .bin file beside it"))
+                .help(format!("give the directory that holds {CONFIG_FILE}, or the .safetensors or .bin file beside it, or a .gguf file"))
         })?;
         Ok(Self(files))
     }
@@ -30,6 +30,10 @@ impl MappedFiles {
 impl Files for MappedFiles {
     fn read(&self, name: &str) -> Result<Option<Bytes<'_>>, ReadError> {
         self.0.locate(name).map(|path| map(&path)).transpose()
+    }
+
+    fn names(&self) -> Result<Vec<String>, ReadError> {
+        self.0.names()
     }
 }
 

@@ -238,7 +238,7 @@ impl Case {
     pub fn load_options(&self) -> LoadOptions {
         let is_mamba3 = self.config.get("block").is_some_and(|block| block == "mamba3");
         let recorded = self.config.get("a_act").and_then(Value::as_str).and_then(AAct::named);
-        LoadOptions { a_act: recorded.or(is_mamba3.then_some(AAct::HeavyTail)) }
+        LoadOptions { a_act: recorded.or(is_mamba3.then_some(AAct::HeavyTail)), ..LoadOptions::default() }
     }
 
     /// Compares what a run gave (names without `out.`) with each `out.…` of `wanted`, the case's file, and `with_gradients` with each

@@ -15,8 +15,8 @@ pub type Tensors = IndexMap<String, TensorData>;
 /// # Errors
 /// [`CaseError::Tensors`] if it is not a complete file of such tensors.
 pub fn read_tensors(file: &str, bytes: &[u8]) -> Result<Tensors, CaseError> {
-    let read = |stored: crate::checkpoint::tensors::Stored<'_>| {
-        let tensor = stored.to_any()?;
+    let read = |stored: crate::checkpoint::tensors::Stored| {
+        let tensor = stored.to_any(bytes)?;
         Ok((stored.name, tensor))
     };
     in_file(file, bytes)?.into_iter().map(read).collect()

@@ -1,7 +1,9 @@
 //! What can be wrong with a checkpoint.
 
-use super::{CONFIG_FILE, INDEX_FILE, ReadError, StorageType, TORCH_FILE, WEIGHTS_FILE};
+use super::{CONFIG_FILE, INDEX_FILE, ReadError, TORCH_FILE, WEIGHTS_FILE};
 use crate::error::ConfigErrors;
+use monopass_ir::Storage;
+use monopass_ir::storage::StorageError;
 
 /// A checkpoint that cannot be read or written. The fault of the files, unless said otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +22,7 @@ pub enum CheckpointError {
     NoConfig,
     /// There are no tensors.
     #[error(
-        "neither {WEIGHTS_FILE} nor {INDEX_FILE} nor {TORCH_FILE} in the checkpoint\n  help: download the tensors into the same directory"
+        "neither {WEIGHTS_FILE} nor {INDEX_FILE} nor {TORCH_FILE} nor a .gguf file in the checkpoint\n  help: download the tensors into the same directory"
     )]
     NoWeights,
     /// A file is not JSON.
@@ -109,7 +111,7 @@ pub enum CheckpointError {
     },
     /// A parameter is not among the tensors.
     #[error(
-        "tensor {name} {shape:?} is missing from {files}\n  help: the model of {CONFIG_FILE} needs it; check the file's tensor names and the configuration's options"
+        "tensor {name} {shape:?} is missing from {files}\n  help: the model of {config} needs it; check the file's tensor names and the configuration's options"
     )]
     MissingTensor {
         /// The name in the files.
@@ -118,10 +120,12 @@ pub enum CheckpointError {
         shape: Vec<usize>,
         /// The files that were looked into.
         files: String,
+        /// What asks for it: `config.json`, or what stands in its place.
+        config: &'static str,
     },
     /// A tensor's shape is not the one that the configuration gives.
     #[error(
-        "{file}: tensor {name} is {found:?}, {CONFIG_FILE} gives {wanted:?}\n  help: the configuration and the tensors are of different models"
+        "{file}: tensor {name} is {found:?}, {config} gives {wanted:?}\n  help: the configuration and the tensors are of different models"
     )]
     WrongShape {
         /// The tensor.
@@ -132,6 +136,8 @@ pub enum CheckpointError {
         found: Vec<usize>,
         /// The shape that follows from the configuration.
         wanted: Vec<usize>,
+        /// Where the configuration is: `config.json`, or what stands in its place.
+        config: &'static str,
     },
     /// A tensor has an element type that weights do not come in.
     #[error("{file}: tensor {name} is {dtype}\n  help: convert it to F32, F16 or BF16")]
@@ -142,6 +148,80 @@ pub enum CheckpointError {
         file: String,
         /// Its element type.
         dtype: String,
+    },
+    /// A tensor of 8-bit integers lacks scales that say what they stand for.
+    #[error(
+        "{file}: tensor {name} is I8 {shape:?} and {name}.scale is {found}\n  help: int8 has scales F32 [rows, 1], q8_0 has F16 [rows, columns / 32]; write the checkpoint again"
+    )]
+    Scales {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What its scales are.
+        found: String,
+    },
+    /// A directory has several GGUF files, of which one would have to be guessed.
+    #[error("{n} .gguf files in the directory, {first} among them\n  help: give the path of one of them")]
+    SeveralGguf {
+        /// How many.
+        n: usize,
+        /// The first by name.
+        first: String,
+    },
+    /// A file is not a GGUF file, is of a model that is none of ours, or is damaged.
+    #[error("{file}: {problem}\n  help: {help}")]
+    Gguf {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+        /// What would be right.
+        help: String,
+    },
+    /// A decay rate in a GGUF file is none: the state would grow.
+    #[error(
+        "{file}: tensor {name}: element {index} is {value}, where decay rates are negative\n  help: convert the model again; the file should hold -exp(A_log)"
+    )]
+    Rate {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+        /// Where.
+        index: usize,
+        /// The rate.
+        value: f32,
+    },
+    /// A weight is not a finite number. Training broke it.
+    #[error("parameter {name:?}: element {index} is {value}, not a finite number\n  help: use a checkpoint that training did not break")]
+    NotFinite {
+        /// Our name of it.
+        name: String,
+        /// Where, in row-major order.
+        index: usize,
+        /// What it is.
+        value: f32,
+    },
+    /// The model has no parameter of this name. The caller's fault.
+    #[error(
+        "the model has no parameter called {name:?}\n  help: names are those of its list of parameters, such as backbone.embedding.weight"
+    )]
+    NoSuchParam {
+        /// As given.
+        name: String,
+    },
+    /// A tensor cannot be stored as was asked. The caller's fault.
+    #[error("{file}: tensor {name}: {problem}")]
+    Storage {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+        /// Which element, and what to ask for instead.
+        problem: StorageError,
     },
     /// Elements of 64 bits that no element type of ours can hold.
     #[error("{file}: tensor {name} has elements outside the range of i32 and of u32\n  help: store it as I32 or U32")]
@@ -181,6 +261,6 @@ pub enum CheckpointError {
         /// The first such element.
         value: f32,
         /// The element type asked for.
-        storage: StorageType,
+        storage: Storage,
     },
 }

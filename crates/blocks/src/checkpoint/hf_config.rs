@@ -2,10 +2,11 @@
 //!
 //! The class's own defaults are those of one large model, so a size that is not in the file is an error rather than a guess.
 
-use super::{CONFIG_FILE, CheckpointError, StorageType};
+use super::{CONFIG_FILE, CheckpointError};
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes};
 use crate::error::ConfigErrors;
 use crate::json;
+use monopass_ir::Storage;
 use serde_json::{Value, json};
 
 /// Sizes beyond this are a mistake; it also keeps every product of two of them countable.
@@ -71,7 +72,7 @@ pub(super) fn field_error(errors: ConfigErrors, words: &[(&str, &str)]) -> Check
 }
 
 /// The text with each name of ours that is a whole word replaced.
-fn in_words(text: &str, words: &[(&str, &str)]) -> String {
+pub(super) fn in_words(text: &str, words: &[(&str, &str)]) -> String {
     let is_apart = |c: char| !(c.is_alphanumeric() || c == '_');
     let theirs = |part: &str| {
         let name = part.trim_end_matches(is_apart);
@@ -82,12 +83,7 @@ fn in_words(text: &str, words: &[(&str, &str)]) -> String {
 }
 
 /// The file that says `config`, in the order in which transformers lists the fields.
-pub(super) fn print(
-    config: &LmConfig,
-    block: &Mamba2Config,
-    sizes: &Mamba2Sizes,
-    storage: StorageType,
-) -> Result<Vec<u8>, CheckpointError> {
+pub(super) fn print(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes, storage: Storage) -> Result<Vec<u8>, CheckpointError> {
     let [lo, hi] = block.dt_limit.map(f64::from);
     let hi = if block.dt_limit[1] == f32::MAX { json!({"__float__": "Infinity"}) } else { json!(hi) };
     let expand = if block.expand.fract() == 0.0 { json!(sizes.d_inner / block.d_model) } else { json!(block.expand) };
@@ -113,11 +109,20 @@ pub(super) fn print(
         "tie_word_embeddings": config.tie_embeddings,
         "time_step_limit": [lo, hi],
         "time_step_rank": block.d_model.div_ceil(16),
-        "torch_dtype": storage.torch_name(),
+        "torch_dtype": torch_name(storage),
     });
     let mut text = serde_json::to_string_pretty(&value).map_err(|source| CheckpointError::Json { file: CONFIG_FILE.to_owned(), source })?;
     text.push('\n');
     Ok(text.into_bytes())
+}
+
+/// The layout's word for an element type; 8-bit ones it has none for, and their other weights are f32.
+const fn torch_name(storage: Storage) -> &'static str {
+    match storage {
+        Storage::F16 => "float16",
+        Storage::Bf16 => "bfloat16",
+        Storage::F32 | Storage::Int8 | Storage::Q8_0 => "float32",
+    }
 }
 
 struct Fields<'a>(&'a Value);
@@ -130,7 +135,7 @@ impl Fields<'_> {
         match self.0.get("model_type") {
             None => return Err(missing("model_type", "mamba2")),
             Some(found) if found != "mamba2" => {
-                return Err(bad("model_type", format!("is {}", short(found)), "only mamba2 is supported"));
+                return Err(bad("model_type", format!("is {}", short(found)), "only mamba2 is supported, and monopass, our own"));
             }
             Some(_) => {}
         }

@@ -1,8 +1,10 @@
 //! What is in a checkpoint, without converting it.
 
-use super::tensors::Source;
-use super::{CheckpointError, Files, LoadOptions, check_layers, check_shapes, n_elems, read_config, unused_options};
+use super::open::{n_elems, storage_of};
+use super::{CONFIG_FILE, CheckpointError, Files, LoadOptions, open};
 use crate::config::LmConfig;
+use crate::params::ParamInfo;
+use monopass_ir::Storage;
 use std::fmt;
 
 /// How the files of a checkpoint are laid out.
@@ -16,6 +18,20 @@ pub enum Layout {
     SsmBin,
     /// state-spaces, one file of tensors.
     SsmSafetensors,
+    /// One GGUF file, which has the configuration in it.
+    Gguf,
+    /// Our own, which can state every option.
+    Monopass,
+}
+
+impl Layout {
+    /// What the configuration stands in, for messages.
+    pub(super) const fn config_name(self) -> &'static str {
+        match self {
+            Self::HfSafetensors | Self::HfSafetensorsSharded | Self::SsmBin | Self::SsmSafetensors | Self::Monopass => CONFIG_FILE,
+            Self::Gguf => "its metadata",
+        }
+    }
 }
 
 impl fmt::Display for Layout {
@@ -25,6 +41,8 @@ impl fmt::Display for Layout {
             Self::HfSafetensorsSharded => "hf-safetensors-sharded",
             Self::SsmBin => "ssm-bin",
             Self::SsmSafetensors => "ssm-safetensors",
+            Self::Gguf => "gguf",
+            Self::Monopass => "monopass",
         })
     }
 }
@@ -42,8 +60,10 @@ pub struct Report {
     pub n_params: u64,
     /// Bytes of all tensor files.
     pub file_bytes: u64,
-    /// Bytes of the parameters in f32, as they are loaded.
+    /// Bytes of the parameters in f32, as [`load`](super::load) gives them.
     pub load_bytes: u64,
+    /// Bytes of the parameters on a device by the storage type of the matrices, from wide to narrow.
+    pub device_bytes: Vec<(Storage, u64)>,
     /// Bytes of the states of one sequence.
     pub state_bytes: u64,
     /// Oddities, such as tensors that the model does not have.
@@ -61,12 +81,14 @@ pub struct TensorReport {
     pub dtype: String,
     /// Sizes.
     pub shape: Vec<usize>,
+    /// Bytes in the file, scales included.
+    pub n_bytes: u64,
 }
 
-/// Says what is in a checkpoint.
+/// Says what is in a checkpoint. No element is read.
 ///
 /// # Errors
-/// As [`super::load`], except for element types.
+/// As for [`open`].
 pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
     inspect_with(files, &LoadOptions::default())
 }
@@ -74,32 +96,35 @@ pub fn inspect(files: &impl Files) -> Result<Report, CheckpointError> {
 /// As [`inspect`], with what the files do not say.
 ///
 /// # Errors
-/// As [`super::load_with`], except for element types.
+/// As for [`open`].
 pub fn inspect_with(files: &impl Files, options: &LoadOptions) -> Result<Report, CheckpointError> {
-    let source = Source::open(files)?;
-    let stored = source.tensors()?;
-    let (config, layout) = read_config(files, &stored, source.layout, options)?;
-    check_layers(&config, &stored, layout)?;
-    let wanted = config.parameters()?;
-    let warnings = check_shapes(&config, &wanted, &stored, layout)?;
-    let n_params = n_elems(&wanted);
-    let warnings = [warnings, source.unlisted(&stored), unused_options(&config, options)].concat();
-    let tensors = stored.into_values().map(|tensor| TensorReport {
-        name: tensor.name,
-        file: tensor.file,
-        dtype: format!("{:?}", tensor.dtype),
-        shape: tensor.shape,
+    let opened = open(files, options)?;
+    let params = opened.config().parameters()?;
+    let n_params = n_elems(&params);
+    let tensors = opened.stored.values().map(|tensor| TensorReport {
+        name: tensor.name.clone(),
+        file: tensor.file.clone(),
+        dtype: tensor.dtype(),
+        shape: tensor.shape.clone(),
+        n_bytes: tensor.n_bytes(),
     });
     Ok(Report {
-        layout,
+        layout: opened.layout(),
         tensors: tensors.collect(),
         n_params,
-        file_bytes: source.n_bytes(),
+        file_bytes: opened.file_bytes(),
         load_bytes: n_params.saturating_mul(4),
-        state_bytes: state_bytes(&config)?,
-        config,
-        warnings,
+        device_bytes: Storage::ALL.into_iter().map(|storage| (storage, device_bytes(&params, storage))).collect(),
+        state_bytes: state_bytes(opened.config())?,
+        config: opened.config().clone(),
+        warnings: opened.warnings().to_vec(),
     })
+}
+
+/// Bytes of all parameters if matrices are stored so.
+fn device_bytes(params: &[ParamInfo], storage: Storage) -> u64 {
+    let bytes = |param: &ParamInfo| storage_of(param.role, &param.shape, storage).size_bytes(&param.shape);
+    params.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
 fn state_bytes(config: &LmConfig) -> Result<u64, CheckpointError> {

@@ -29,12 +29,19 @@ pub fn load_predecessor(config: &Mamba2Config, file: &str, bytes: &[u8]) -> Resu
             name: param.name.clone(),
             shape: param.shape.clone(),
             files: file.to_owned(),
+            config: "the configuration",
         })?;
         if tensor.shape != param.shape {
             let (found, wanted) = (tensor.shape.clone(), param.shape);
-            return Err(CheckpointError::WrongShape { name: param.name, file: file.to_owned(), found, wanted });
+            return Err(CheckpointError::WrongShape {
+                name: param.name,
+                file: file.to_owned(),
+                found,
+                wanted,
+                config: "the configuration",
+            });
         }
-        let data = tensor.to_f32()?;
+        let data = tensor.to_f32(bytes)?;
         let data = if config.complex && param.role == Role::ALog { converted(file, &data)? } else { data };
         Ok((param.name, data))
     };
@@ -54,5 +61,6 @@ fn converted(file: &str, a_log: &TensorData) -> Result<TensorData, CheckpointErr
         name: "A_log".into(),
         shape: a_log.shape().to_vec(),
         files: file.to_owned(),
+        config: "the configuration",
     })
 }

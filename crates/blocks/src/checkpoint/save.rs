@@ -1,21 +1,24 @@
 //! The bytes of a checkpoint: equal input gives equal bytes.
 
-use super::write::{StorageType, write_tensors};
-use super::{CONFIG_FILE, CheckpointError, WEIGHTS_FILE, hf_config, ssm_config};
+use super::open::storage_of;
+use super::write::write_tensors;
+use super::{CONFIG_FILE, CheckpointError, WEIGHTS_FILE, hf_config, own_config, ssm_config};
 use crate::block::BlockSizes;
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind, Taps};
 use crate::mamba3::{Mamba3Config, Mamba3Sizes, RopePairs};
 use crate::names;
 use crate::params::ParamInfo;
 use indexmap::IndexMap;
-use monopass_ir::TensorData;
+use monopass_ir::storage::{StorageError, scale_name};
+use monopass_ir::{Storage, StoredTensor, TensorData};
 
 /// How a checkpoint is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveOptions {
-    /// Element type of the weights. Those whose [`Role`](crate::Role) [stays f32](crate::Role::stays_f32), such as norms and
-    /// decays, are f32 whatever is chosen.
-    pub storage: StorageType,
+    /// Storage type of the weights. Those whose [`Role`](crate::Role) [stays f32](crate::Role::stays_f32), such as norms and
+    /// decays, are f32 whatever is chosen. 8-bit types are for matrices, and only our own layout can state them; where rows are no
+    /// whole blocks, q8_0 becomes int8.
+    pub storage: Storage,
     /// Whose files. Absent: Hugging Face's for a Mamba-2, state-spaces' for a Mamba-3.
     pub layout: Option<SaveLayout>,
 }
@@ -27,6 +30,8 @@ pub enum SaveLayout {
     HuggingFace,
     /// state-spaces' `mamba_ssm`, which can state a padded vocabulary.
     StateSpaces,
+    /// Our own, which can state every option of every block, and 8-bit weights; nobody else reads it.
+    Monopass,
 }
 
 /// The files of a checkpoint, by name: `config.json` and `model.safetensors`, in f32.
@@ -52,6 +57,11 @@ pub fn save_with(
     options: &SaveOptions,
 ) -> Result<IndexMap<String, Vec<u8>>, CheckpointError> {
     let (text, name_of): (_, fn(&str) -> String) = match (config.sizes()?, options.layout) {
+        (_, Some(SaveLayout::Monopass)) => (own_config::print(config)?, str::to_owned),
+        (_, None | Some(SaveLayout::HuggingFace | SaveLayout::StateSpaces)) if is_8_bits(options.storage) => {
+            let help = "save it in the layout of monopass, or as f16 or bf16";
+            return Err(CheckpointError::NotExpressible { layout: "safetensors of other programs", what: "8-bit weights", help });
+        }
         (BlockSizes::Mamba2(block, sizes), None | Some(SaveLayout::HuggingFace)) => {
             check_mamba2(config, block, &sizes)?;
             (hf_config::print(config, block, &sizes, options.storage)?, names::to_hf)
@@ -71,8 +81,12 @@ pub fn save_with(
     };
     let mut tensors = IndexMap::new();
     for param in config.parameters()? {
-        let storage = if param.role.stays_f32() { StorageType::F32 } else { options.storage };
-        tensors.insert(name_of(&param.name), stored(&param, params.get(&param.name), storage)?);
+        let (elements, scale) = stored(&param, params.get(&param.name), options.storage)?;
+        let name = name_of(&param.name);
+        if let Some(scale) = scale {
+            tensors.insert(scale_name(&name), scale);
+        }
+        tensors.insert(name, elements);
     }
     // Readers of Hugging Face ask for this entry.
     let weights = write_tensors(WEIGHTS_FILE, &tensors, Some(("format", "pt")))?;
@@ -80,24 +94,55 @@ pub fn save_with(
     Ok(files.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect())
 }
 
-/// A parameter in the element type of the file.
-fn stored(param: &ParamInfo, found: Option<&TensorData>, storage: StorageType) -> Result<TensorData, CheckpointError> {
-    let not_savable = || CheckpointError::NotSavable {
+const fn is_8_bits(storage: Storage) -> bool {
+    match storage {
+        Storage::Int8 | Storage::Q8_0 => true,
+        Storage::F32 | Storage::F16 | Storage::Bf16 => false,
+    }
+}
+
+/// How a parameter lies in a file: of the types that others read, 16 bits are for taps, too.
+fn storage_in_file(param: &ParamInfo, asked: Storage) -> Storage {
+    if param.role.stays_f32() {
+        Storage::F32
+    } else if is_8_bits(asked) {
+        storage_of(param.role, &param.shape, asked)
+    } else {
+        asked
+    }
+}
+
+/// A parameter in the storage type of the file, and its scales if it has some.
+fn stored(param: &ParamInfo, found: Option<&TensorData>, asked: Storage) -> Result<(TensorData, Option<TensorData>), CheckpointError> {
+    let fits = found.filter(|tensor| tensor.shape() == param.shape && tensor.as_f32().is_some());
+    let tensor = fits.ok_or_else(|| CheckpointError::NotSavable {
         name: param.name.clone(),
         found: found.map_or_else(|| "missing".to_owned(), |tensor| tensor.ty().to_string()),
         wanted: param.shape.clone(),
-    };
-    let fits = found.filter(|tensor| tensor.shape() == param.shape).and_then(TensorData::as_f32);
-    let elements = storage.round(fits.ok_or_else(not_savable)?);
-    let elements = elements.map_err(|value| CheckpointError::Overflow { name: param.name.clone(), value, storage })?;
-    TensorData::new(param.shape.clone(), elements).map_err(|_| not_savable())
+    })?;
+    let storage = storage_in_file(param, asked);
+    let stored = StoredTensor::quantize(tensor.clone(), storage).map_err(|problem| overflow(param, tensor, problem))?;
+    Ok((stored.elements().clone(), stored.scale().cloned()))
+}
+
+fn overflow(param: &ParamInfo, tensor: &TensorData, problem: StorageError) -> CheckpointError {
+    let name = param.name.clone();
+    match problem {
+        StorageError::Range { index, storage, .. } => {
+            let value = tensor.as_f32().and_then(|values| values.get(index)).copied().unwrap_or(f32::NAN);
+            CheckpointError::Overflow { name, value, storage }
+        }
+        StorageError::Unknown { .. } | StorageError::Shape { .. } | StorageError::Parts { .. } | StorageError::Updated { .. } => {
+            CheckpointError::Storage { name, file: WEIGHTS_FILE.to_owned(), problem }
+        }
+    }
 }
 
 /// Only the published block's options have fields in the file.
 fn check_mamba2(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes) -> Result<(), CheckpointError> {
     let rules = [
         (config.vocab_padding == 0, "rows of padding", "set vocab_padding = 0, with which they can become tokens"),
-        (!block.complex, "complex states", "save the parameters as a file of tensors"),
+        (!block.complex, "complex states", "save it in the layout of monopass"),
         (block.gate, "a block without gate", "set gate = true"),
         (block.conv_act, "a convolution without activation", "set conv_act = true"),
         (block.norm == NormKind::AfterGate, "another norm than after the gate", "set norm = after_gate"),
@@ -118,7 +163,7 @@ fn check_mamba2_ssm(config: &LmConfig, block: &Mamba2Config, sizes: &Mamba2Sizes
     let eps = ssm_config::NORM_EPS;
     let rules = [
         ([block.eps, block.norm_eps, config.norm_eps] == [eps; 3], "another eps than 1e-5", "set all of them to 1e-5"),
-        (!block.complex, "complex states", "save the parameters as a file of tensors"),
+        (!block.complex, "complex states", "save it in the layout of monopass"),
         (block.gate, "a block without gate", "set gate = true"),
         (block.conv_act, "a convolution without activation", "set conv_act = true"),
         (sizes.norm_group == sizes.d_ssm / block.ngroups, "the group of the norm", "leave norm_group at its default"),

@@ -1,13 +1,14 @@
-//! The tensors of a checkpoint: which file they are in, and their elements as f32.
+//! The tensors of a checkpoint: which file they are in, and where in it.
 
-use super::{Bytes, CheckpointError, Files, INDEX_FILE, Layout, TORCH_FILE, WEIGHTS_FILE, torch};
+use super::{Bytes, CheckpointError, Files, GGUF_FILE, INDEX_FILE, Layout, TORCH_FILE, WEIGHTS_FILE, gguf, torch};
 use crate::json;
 use crate::names;
-use half::{bf16, f16};
 use indexmap::{IndexMap, IndexSet};
-use monopass_ir::{Elements, TensorData};
+use monopass_ir::storage::scale_name;
+use monopass_ir::{DType, Storage, TensorType};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use std::ops::Range;
 
 /// The opened files of a checkpoint's tensors.
 pub(super) struct Source<'a> {
@@ -19,15 +20,67 @@ pub(super) struct Source<'a> {
     listed: IndexMap<String, String>,
 }
 
-/// A tensor in a file.
-pub(crate) struct Stored<'a> {
+/// A tensor in a file, of which nothing but the place is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
     /// Name in the file.
     pub(crate) name: String,
     /// The file.
     pub(super) file: String,
+    /// Which of the source's files it is.
+    pub(super) file_idx: usize,
     pub(super) shape: Vec<usize>,
-    pub(crate) dtype: Dtype,
-    pub(super) data: &'a [u8],
+    pub(super) encoding: Encoding,
+    /// Where its elements lie in the file.
+    pub(super) range: Range<usize>,
+}
+
+/// How elements lie in a file.
+#[derive(Clone, Debug)]
+pub(super) enum Encoding {
+    /// One after the other, in little-endian order.
+    Plain(Dtype),
+    /// Rates of decay in f32, `-exp` of the parameter, as GGUF has them.
+    Rates,
+    /// Blocks of an f16 scale and 32 i8, as GGUF has them.
+    Blocks,
+    /// i8, with scales in another tensor, as our own layout has them.
+    Scaled(Storage, Box<Stored>),
+}
+
+impl Encoding {
+    /// What holds the elements without loss; `None` if weights do not come in this type.
+    pub(super) fn storage(&self) -> Option<Storage> {
+        match self {
+            // The type has more variants than weights come in, and grows.
+            Self::Plain(dtype) => {
+                [(Dtype::F32, Storage::F32), (Dtype::F64, Storage::F32), (Dtype::F16, Storage::F16), (Dtype::BF16, Storage::Bf16)]
+                    .into_iter()
+                    .find_map(|(known, storage)| (known == *dtype).then_some(storage))
+            }
+            Self::Rates => Some(Storage::F32),
+            Self::Blocks => Some(Storage::Q8_0),
+            Self::Scaled(storage, _) => Some(*storage),
+        }
+    }
+}
+
+impl Stored {
+    /// Element type in the words of files, such as `BF16`.
+    pub(super) fn dtype(&self) -> String {
+        match &self.encoding {
+            Encoding::Plain(dtype) => format!("{dtype:?}"),
+            Encoding::Rates => "F32".to_owned(),
+            Encoding::Blocks => "Q8_0".to_owned(),
+            Encoding::Scaled(storage, _) => storage.name().to_uppercase(),
+        }
+    }
+
+    /// Bytes in the file, scales included.
+    pub(super) fn n_bytes(&self) -> u64 {
+        let own = self.range.len() as u64;
+        if let Encoding::Scaled(_, scale) = &self.encoding { own.saturating_add(scale.n_bytes()) } else { own }
+    }
 }
 
 /// A file's bytes, `None` if it does not exist.
@@ -50,12 +103,29 @@ impl<'a> Source<'a> {
             shards.sort_keys();
             return Ok(Self { files: shards.into_iter().collect(), layout: Layout::HfSafetensorsSharded, listed });
         }
-        for (file, layout) in [(WEIGHTS_FILE, Layout::HfSafetensors), (TORCH_FILE, Layout::SsmBin)] {
-            if let Some(bytes) = read(files, file)? {
-                return Ok(Self { files: vec![(file.to_owned(), bytes)], layout, listed: IndexMap::new() });
+        let one = |file: &str, layout| -> Result<Option<Self>, CheckpointError> {
+            Ok(read(files, file)?.map(|bytes| Self { files: vec![(file.to_owned(), bytes)], layout, listed: IndexMap::new() }))
+        };
+        for (file, layout) in [(WEIGHTS_FILE, Layout::HfSafetensors), (TORCH_FILE, Layout::SsmBin), (GGUF_FILE, Layout::Gguf)] {
+            if let Some(source) = one(file, layout)? {
+                return Ok(source);
             }
         }
-        Err(CheckpointError::NoWeights)
+        match named_gguf(files)? {
+            Some(file) => one(&file, Layout::Gguf)?.ok_or(CheckpointError::NoWeights),
+            None => Err(CheckpointError::NoWeights),
+        }
+    }
+
+    /// The bytes of a tensor.
+    pub(super) fn data(&self, stored: &Stored) -> &[u8] {
+        let file = self.files.get(stored.file_idx).map(|(_, bytes)| (**bytes).as_ref());
+        file.and_then(|bytes| bytes.get(stored.range.clone())).unwrap_or_default()
+    }
+
+    /// Name and bytes of the first file.
+    pub(super) fn first(&self) -> Option<(&str, &[u8])> {
+        self.files.first().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref()))
     }
 
     /// Size of all files together.
@@ -64,13 +134,18 @@ impl<'a> Source<'a> {
     }
 
     /// Every tensor by our name, in the order of the files and of the tensors in them.
-    pub(super) fn tensors(&self) -> Result<IndexMap<String, Stored<'_>>, CheckpointError> {
-        let mut tensors: IndexMap<String, Stored<'_>> = IndexMap::new();
-        for (file, bytes) in &self.files {
+    pub(super) fn tensors(&self) -> Result<IndexMap<String, Stored>, CheckpointError> {
+        let mut tensors: IndexMap<String, Stored> = IndexMap::new();
+        for (file_idx, (file, bytes)) in self.files.iter().enumerate() {
             let bytes = (**bytes).as_ref();
-            let in_file = if self.layout == Layout::SsmBin { torch::tensors(file, bytes)? } else { in_file(file, bytes)? };
+            let in_file = match self.layout {
+                Layout::SsmBin => torch::tensors(file, bytes)?,
+                Layout::Gguf => gguf::tensors(file, bytes)?,
+                Layout::HfSafetensors | Layout::HfSafetensorsSharded | Layout::SsmSafetensors | Layout::Monopass => in_file(file, bytes)?,
+            };
             for stored in in_file {
-                if let Some(other) = tensors.insert(names::from_hf(&stored.name), stored) {
+                let name = if self.layout == Layout::Gguf { names::from_gguf(&stored.name) } else { names::from_hf(&stored.name) };
+                if let Some(other) = tensors.insert(name, Stored { file_idx, ..stored }) {
                     return Err(CheckpointError::TwoTensors { name: other.name, file: file.clone(), other: other.file });
                 }
             }
@@ -87,7 +162,7 @@ impl<'a> Source<'a> {
     }
 
     /// A warning for each tensor of a shard that the list of shards leaves out.
-    pub(super) fn unlisted(&self, stored: &IndexMap<String, Stored<'_>>) -> Vec<String> {
+    pub(super) fn unlisted(&self, stored: &IndexMap<String, Stored>) -> Vec<String> {
         if self.listed.is_empty() {
             return Vec::new();
         }
@@ -98,7 +173,7 @@ impl<'a> Source<'a> {
 }
 
 /// The files that hold the tensors, for a message: the first ones by name, and how many more.
-pub(super) fn searched(stored: &IndexMap<String, Stored<'_>>) -> String {
+pub(super) fn searched(stored: &IndexMap<String, Stored>) -> String {
     const SHOWN: usize = 3;
     let files: IndexSet<&str> = stored.values().map(|tensor| tensor.file.as_str()).collect();
     let shown = files.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
@@ -109,23 +184,63 @@ pub(super) fn searched(stored: &IndexMap<String, Stored<'_>>) -> String {
     }
 }
 
+/// The one file of a directory that is called `*.gguf`; `None` if there is none.
+fn named_gguf(files: &impl Files) -> Result<Option<String>, CheckpointError> {
+    let names = files.names().map_err(|source| CheckpointError::Read { file: "the directory".to_owned(), source })?;
+    let mut found: Vec<String> = names.into_iter().filter(|name| name.ends_with(".gguf")).collect();
+    found.sort();
+    if found.len() > 1 { Err(CheckpointError::SeveralGguf { n: found.len(), first: found.swap_remove(0) }) } else { Ok(found.pop()) }
+}
+
+/// Joins the i8 tensors of our own layout with their scales, whose type and shape say how they are meant.
+pub(super) fn join_scales(tensors: &mut IndexMap<String, Stored>) -> Result<(), CheckpointError> {
+    let is_i8 = |stored: &Stored| matches!(stored.encoding, Encoding::Plain(dtype) if dtype == Dtype::I8);
+    let narrow: Vec<String> = tensors.iter().filter(|(_, stored)| is_i8(stored)).map(|(name, _)| name.clone()).collect();
+    for name in narrow {
+        let scale = tensors.shift_remove(&scale_name(&name));
+        let Some(stored) = tensors.get_mut(&name) else { continue };
+        let found = scale.as_ref().map(|scale| (scale.dtype(), scale.shape.clone()));
+        let fits = |storage: &Storage| storage.fits(&stored.shape) && storage.scale_type(&stored.shape).map(|ty| in_words(&ty)) == found;
+        let storage = [Storage::Int8, Storage::Q8_0].into_iter().find(fits);
+        let (Some(storage), Some(scale)) = (storage, scale) else {
+            let found = found.map_or_else(|| "missing".to_owned(), |(dtype, shape)| format!("{dtype} {shape:?}"));
+            let (name, file, shape) = (stored.name.clone(), stored.file.clone(), stored.shape.clone());
+            return Err(CheckpointError::Scales { name, file, shape, found });
+        };
+        stored.encoding = Encoding::Scaled(storage, Box::new(scale));
+    }
+    Ok(())
+}
+
+/// A type of scales as files name it.
+fn in_words(ty: &TensorType) -> (String, Vec<usize>) {
+    let dtype = if ty.dtype == DType::F16 { Dtype::F16 } else { Dtype::F32 };
+    (format!("{dtype:?}"), ty.shape.clone())
+}
+
 /// The tensors of one file, in their order in it.
-pub(crate) fn in_file<'a>(file: &str, bytes: &'a [u8]) -> Result<Vec<Stored<'a>>, CheckpointError> {
+pub(crate) fn in_file(file: &str, bytes: &[u8]) -> Result<Vec<Stored>, CheckpointError> {
     let parsed = SafeTensors::deserialize(bytes).map_err(|source| CheckpointError::Safetensors {
         file: file.to_owned(),
         n_bytes: bytes.len(),
         source,
     })?;
-    let mut views = parsed.tensors();
-    views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
-    let stored = |(name, view): (String, TensorView<'a>)| Stored {
-        name,
-        file: file.to_owned(),
-        shape: view.shape().to_vec(),
-        dtype: view.dtype(),
-        data: view.data(),
+    let start = bytes.as_ptr().addr();
+    let stored = |(name, view): (String, TensorView<'_>)| {
+        // What is read lies in `bytes`, so that the difference of addresses is the place.
+        let at = view.data().as_ptr().addr().saturating_sub(start);
+        Stored {
+            name,
+            file: file.to_owned(),
+            file_idx: 0,
+            shape: view.shape().to_vec(),
+            encoding: Encoding::Plain(view.dtype()),
+            range: at..at.saturating_add(view.data().len()),
+        }
     };
-    Ok(views.into_iter().map(stored).collect())
+    let mut tensors: Vec<Stored> = parsed.tensors().into_iter().map(stored).collect();
+    tensors.sort_by_key(|stored| stored.range.start);
+    Ok(tensors)
 }
 
 /// Tensor names and their shards.
@@ -150,58 +265,4 @@ fn parse_index(bytes: &[u8]) -> Result<IndexMap<String, String>, CheckpointError
         Ok((tensor.clone(), shard.to_owned()))
     };
     map.iter().map(entry).collect()
-}
-
-impl Stored<'_> {
-    /// The elements as f32.
-    pub(crate) fn to_f32(&self) -> Result<TensorData, CheckpointError> {
-        let values: Vec<f32> = if self.dtype == Dtype::F32 {
-            self.elements(f32::from_le_bytes)
-        } else if self.dtype == Dtype::F16 {
-            self.elements(|bytes| f16::from_le_bytes(bytes).to_f32())
-        } else if self.dtype == Dtype::BF16 {
-            self.elements(|bytes| bf16::from_le_bytes(bytes).to_f32())
-        } else {
-            return Err(self.type_error());
-        };
-        TensorData::f32(self.shape.clone(), values).map_err(|_| self.type_error())
-    }
-
-    /// The elements in the type of ours that holds them: floats as f32, I64 as i32 or u32 if all elements are in its range.
-    pub(crate) fn to_any(&self) -> Result<TensorData, CheckpointError> {
-        let elements = if self.dtype == Dtype::I32 {
-            Elements::I32(self.elements(i32::from_le_bytes))
-        } else if self.dtype == Dtype::U32 {
-            Elements::U32(self.elements(u32::from_le_bytes))
-        } else if self.dtype == Dtype::I64 {
-            self.words()?
-        } else if self.dtype == Dtype::U8 {
-            Elements::U32(self.data.iter().map(|&byte| byte.into()).collect())
-        } else if self.dtype == Dtype::BOOL {
-            Elements::Bool(self.data.iter().map(|&byte| byte != 0).collect())
-        } else {
-            return self.to_f32();
-        };
-        TensorData::new(self.shape.clone(), elements).map_err(|_| self.type_error())
-    }
-
-    fn words(&self) -> Result<Elements, CheckpointError> {
-        let long = self.elements(i64::from_le_bytes);
-        if let Ok(words) = long.iter().map(|&word| i32::try_from(word)).collect() {
-            return Ok(Elements::I32(words));
-        }
-        long.iter()
-            .map(|&word| u32::try_from(word))
-            .collect::<Result<_, _>>()
-            .map(Elements::U32)
-            .map_err(|_| CheckpointError::Range { name: self.name.clone(), file: self.file.clone() })
-    }
-
-    fn elements<const N: usize, T>(&self, decode: impl Fn([u8; N]) -> T) -> Vec<T> {
-        self.data.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
-    }
-
-    fn type_error(&self) -> CheckpointError {
-        CheckpointError::ElementType { name: self.name.clone(), file: self.file.clone(), dtype: format!("{:?}", self.dtype) }
-    }
 }

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use miette::Result;
 use monopass::blocks::BlockConfig;
-use monopass::blocks::checkpoint::StorageType;
+use monopass::blocks::checkpoint::Storage;
 use monopass::train::data::{Batches, Corpus, Order, Position, held_out_batches};
 use monopass::train::ngram::ByteModel;
 use monopass::train::store::Store;
@@ -141,7 +141,7 @@ pub(crate) struct Args {
     keep: usize,
     /// Element type of the weights in model.safetensors
     #[arg(long, value_name = "TYPE", default_value = "f32")]
-    dtype: StorageType,
+    dtype: Storage,
     #[command(flatten)]
     executor: ExecutorArgs,
     #[command(flatten)]
