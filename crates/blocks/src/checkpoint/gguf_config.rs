@@ -94,7 +94,10 @@ fn expand(d_inner: usize, d_model: usize) -> Result<f64, Problem> {
     #[expect(clippy::cast_precision_loss, reason = "sizes below 2^31")]
     let quotient = d_inner as f64 / d_model as f64;
     let exact = [quotient, quotient.next_up(), quotient.next_down()].into_iter().find(|&q| whole_product(q, d_model) == Some(d_inner));
-    exact.ok_or_else(|| broken(format!("mamba2.ssm.inner_size is {d_inner}, which is no multiple of mamba2.embedding_length = {d_model}")))
+    exact.ok_or_else(|| {
+        let sizes = format!("mamba2.ssm.inner_size is {d_inner} and mamba2.embedding_length is {d_model}");
+        broken(format!("{sizes}, whose quotient is no number of 64 bits"))
+    })
 }
 
 fn broken(what: impl Into<String>) -> Problem {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
+pub(crate) mod gguf;
 pub(crate) mod random;
 
 use monopass_blocks::checkpoint::{Bytes, Files, ReadError};
