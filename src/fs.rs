@@ -42,11 +42,11 @@ impl DirFiles {
     }
 }
 
-/// What a file of tensors is called in a directory of its own.
-fn weights_name(path: &Path) -> &'static str {
+/// What a file of tensors is called in a directory of its own; a GGUF file may have any name.
+fn weights_name(path: &Path) -> &str {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("bin") => TORCH_FILE,
-        Some("gguf") => GGUF_FILE,
+        Some("gguf") => path.file_name().and_then(|name| name.to_str()).unwrap_or(GGUF_FILE),
         _ => WEIGHTS_FILE,
     }
 }
@@ -63,10 +63,10 @@ impl Files for DirFiles {
         self.locate(name).map(read).transpose()
     }
 
-    /// Names of the directory's files that are text; of no other matter if one file of tensors was named.
+    /// Names of the directory's files that are text; that of the file of tensors alone if one was named.
     fn names(&self) -> Result<Vec<String>, ReadError> {
-        if self.weights.is_some() {
-            return Ok(Vec::new());
+        if let Some(weights) = &self.weights {
+            return Ok(vec![weights_name(weights).to_owned()]);
         }
         let entries = std::fs::read_dir(&self.dir)?.collect::<io::Result<Vec<_>>>()?;
         Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect())

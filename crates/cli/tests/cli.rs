@@ -313,6 +313,58 @@ fn a_checkpoint_is_inspected() -> Outcome {
     Ok(())
 }
 
+#[test]
+fn a_gguf_file_is_inspected_and_cases_run_it() -> Outcome {
+    let source = project("tests/golden/ckpt_gguf_mamba2");
+    let ran = run(["inspect".as_ref(), source.as_os_str()])?;
+    assert!(ran.stdout.starts_with("gguf: 2 layers, d_model 16, vocabulary 32, head tied\nblock: mamba2, d_state 4, "), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains("4840 parameters, ") && ran.stdout.contains(" as int8, and 2.12 KiB of states a sequence"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stderr.contains("put the model's tokenizer.json beside it"), "{}", ran.stderr);
+    // One of several, by its own name, and with a tokenizer.
+    let dir = scratch("gguf")?;
+    std::fs::copy(source.join("model.gguf"), dir.join("tiny.f32.gguf"))?;
+    std::fs::copy(source.join("model.gguf"), dir.join("other.gguf"))?;
+    check_bad(&run(["inspect".as_ref(), dir.as_os_str()])?, 1, "2 .gguf files in the directory, other.gguf among them");
+    std::fs::write(dir.join("tokenizer.json"), "{}")?;
+    let ran = run(["inspect".as_ref(), dir.join("tiny.f32.gguf").as_os_str(), "--json".as_ref()])?;
+    assert!(!ran.stderr.contains("tokenizer"), "{}", ran.stderr);
+    let json: Value = serde_json::from_str(&ran.stdout)?;
+    assert_eq!((&json["layout"], &json["tensors"][3]["file"]), (&"gguf".into(), &"tiny.f32.gguf".into()));
+    assert_eq!(
+        (&json["load_bytes"], &json["device_bytes"]["f32"], &json["device_bytes"]["int8"]),
+        (&19360.into(), &19360.into(), &7616.into())
+    );
+    let golden = project("tests/golden");
+    let args = ["cases".as_ref(), golden.as_os_str(), "--id".as_ref(), "ckpt_*".as_ref(), "--executor".as_ref(), "cpu".as_ref()];
+    assert!(good(args)?.contains("5 passed, 0 failed"));
+    Ok(())
+}
+
+#[test]
+fn bad_gguf_files_are_one_clear_error() -> Outcome {
+    let dir = scratch("bad_gguf")?;
+    let whole = std::fs::read(project("tests/golden/ckpt_gguf_mamba2/model.gguf"))?;
+    let path = dir.join("x.gguf");
+    let check = |bytes: &[u8], what: &str| -> Outcome {
+        std::fs::write(&path, bytes)?;
+        for at in [&path, &dir] {
+            check_bad(&run(["inspect".as_ref(), at.as_os_str()])?, 1, what);
+        }
+        Ok(())
+    };
+    check(b"", "x.gguf: it is empty help: download it again")?;
+    check(b"PK\x03\x04 and so on", "x.gguf: it does not start with GGUF")?;
+    check(&whole[..whole.len() - 1], "ends behind the end of the file, which has 21119 bytes")?;
+    let at = whole.windows(6).position(|window| window == b"mamba2").ok_or("no architecture")?;
+    check(&[&whole[..at], b"llama4", &whole[at + 6..]].concat(), "general.architecture is \"llama4\", not \"mamba2\"")?;
+    check(&[&whole[..8], &(1u64 << 60).to_le_bytes(), &whole[16..]].concat(), "it has 1152921504606846976 tensors, too many")?;
+    Ok(())
+}
+
 /// A copy of a checkpoint, in which a text of a file is replaced by one of the same length or, in JSON, of any.
 fn altered(id: &str, name: &str, file: &str, from: &[u8], to: &[u8]) -> Outcome<PathBuf> {
     let (source, dir) = (project("tests/golden").join(id), scratch(name)?);

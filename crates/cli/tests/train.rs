@@ -183,3 +183,25 @@ fn gradients_of_a_file_are_checked() -> Outcome {
     assert!(code == Some(1) && stderr.contains("no float result"), "{stderr}");
     Ok(())
 }
+
+/// Models that no other program has a layout for are written in our own, in any storage type, and are found and trained again.
+#[test]
+fn every_block_is_written_as_a_checkpoint() -> Outcome {
+    let dir = scratch("own")?;
+    for (block, dtype, says) in
+        [("cmamba", "f32", "complex states"), ("mamba2-seed", "bf16", "without gate"), ("mamba2", "int8", "8-bit weights")]
+    {
+        let out = format!("run-{block}");
+        let (code, _, stderr) = run(&dir, &format!("train {SMALL} --block {block} --out {out} --dtype {dtype}"))?;
+        assert!(code == Some(0) && stderr.contains("in monopass's own layout") && stderr.contains(says), "{stderr}");
+        let (code, stdout, stderr) = run(&dir, &format!("inspect {out}"))?;
+        let dtype = dtype.to_uppercase();
+        assert!(code == Some(0) && stdout.starts_with("monopass: 1 layers") && stdout.contains(&format!(" {dtype}")), "{stdout}{stderr}");
+        let (code, _, stderr) = run(&dir, &format!("generate --model {out} --prompt a --tokens 2 --executor cpu"))?;
+        assert_eq!(code, Some(0), "{stderr}");
+        let again = format!("train --data text --steps 1 --batch 3 --len 5 --held-out 0.2 --model {out} --out again-{block}");
+        let (code, _, stderr) = run(&dir, &again)?;
+        assert_eq!(code, Some(0), "{stderr}");
+    }
+    Ok(())
+}

@@ -28,6 +28,7 @@ pub use error::CheckpointError;
 pub use inspect::{Layout, Report, TensorReport, inspect, inspect_with};
 pub use monopass_ir::Storage;
 pub use open::{Opened, ParamEntry, open};
+pub use own_config::settings_of;
 pub use predecessor::load_predecessor;
 pub use save::{SaveLayout, SaveOptions, save, save_with};
 pub use write::write_tensors;

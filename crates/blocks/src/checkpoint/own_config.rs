@@ -105,7 +105,9 @@ fn object_of(config: &LmConfig) -> Value {
     })
 }
 
-fn settings_of(block: &BlockConfig) -> Value {
+/// Every option of a block under the name that it has in settings, as our own layout writes them.
+#[must_use]
+pub fn settings_of(block: &BlockConfig) -> Value {
     match block {
         BlockConfig::Mamba2(block) => mamba2(block),
         BlockConfig::Mamba3(block) => mamba3(block),

@@ -1,11 +1,11 @@
 //! From options to a model, its first parameters and a trainer.
 
-use super::{Args, Init, ScheduleName};
+use super::{Args, Init, ScheduleName, export};
 use crate::files::MappedFiles;
 use crate::output::{bytes, counted, kernels_bar, note};
 use crate::report::{Failure, OrReport};
 use miette::Result;
-use monopass::blocks::checkpoint::{CheckpointError, SaveOptions, load_with, save_with};
+use monopass::blocks::checkpoint::load_with;
 use monopass::blocks::params::Role;
 use monopass::blocks::train::{AdamW, Adapter, Decay, DecayTo, Phase, Schedule, TrainStep, init_adapters};
 use monopass::blocks::{BlockConfig, LmConfig, TrainRows, Trainable, init};
@@ -49,9 +49,8 @@ impl Setup {
         if args.clip.is_nan() || args.clip < 0.0 {
             return Err(Failure::new(format!("--clip is {}", args.clip)).help("give a norm above 0, or 0 for no limit").into());
         }
-        if let Err(error @ CheckpointError::NotExpressible { .. }) = save_with(&config, &Tensors::new(), &SaveOptions::default()) {
-            let what = error.to_string();
-            note(&format!("warning: the model will be written as a file of tensors alone: {}", what.lines().next().unwrap_or_default()));
+        if let Some((_, why)) = export::layout(&config, args.dtype) {
+            note(&format!("the model will be written in monopass's own layout, which no other program reads: {why}"));
         }
         let carry_states = args.windows == super::Windows::Carried;
         let run = RunOptions {
