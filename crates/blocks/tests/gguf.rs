@@ -59,7 +59,7 @@ fn every_element_type_is_read() -> Result {
                 assert_eq!(found.shape(), params[&param.name].shape());
                 let wanted: Vec<f32> = match ty {
                     // Through the exponential and back again.
-                    _ if param.name.ends_with("A_log") => values.iter().map(|x| f64::from(x.exp()).ln() as f32).collect(),
+                    _ if param.name.ends_with("A_log") => values.iter().map(|x| rounded(f64::from(x.exp()).ln())).collect(),
                     Ty::F16 if is_matrix => values.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
                     Ty::Bf16 if is_matrix => values.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
                     Ty::Q8_0 if is_matrix => through_blocks(&values),
@@ -71,6 +71,11 @@ fn every_element_type_is_read() -> Result {
         }
     }
     Ok(())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounded to f32 on purpose")]
+fn rounded(number: f64) -> f32 {
+    number as f32
 }
 
 /// The file of the reference is the model that its case says.

@@ -129,8 +129,8 @@ fn older_names_are_read_in_one_file_and_in_shards() -> Result {
     let config = LmConfig { tie_embeddings: false, ..LmConfig::new(block, 2, 11) };
     let params = init::lm(&config, 2)?;
     let json = checkpoint::save(&config, &params)?["config.json"].clone();
-    for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64] {
-        let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = params.iter().map(|(name, tensor)| old(name, tensor, dtype)).collect();
+    for (dtype, bytes, rounded) in FILE_TYPES {
+        let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = params.iter().map(|(name, tensor)| old(name, tensor, bytes)).collect();
         for n_shards in [1, 3] {
             let mut files: Files = [("config.json".to_owned(), json.clone())].into();
             let mut map = serde_json::Map::new();
@@ -149,7 +149,7 @@ fn older_names_are_read_in_one_file_and_in_shards() -> Result {
             let layout = if n_shards == 1 { Layout::HfSafetensors } else { Layout::HfSafetensorsSharded };
             assert_eq!((opened.config(), opened.layout(), opened.warnings()), (&config, layout, &[][..]));
             for (name, tensor) in &params {
-                let wanted: Vec<f32> = tensor.to_f32_vec().into_iter().map(|x| rounded(x, dtype)).collect();
+                let wanted: Vec<f32> = tensor.to_f32_vec().into_iter().map(rounded).collect();
                 assert_eq!(opened.tensor(name)?.into_f32(), TensorData::f32(tensor.shape(), wanted)?, "{name} {dtype:?}");
             }
         }
@@ -157,24 +157,20 @@ fn older_names_are_read_in_one_file_and_in_shards() -> Result {
     Ok(())
 }
 
-fn old(name: &str, tensor: &TensorData, dtype: Dtype) -> (String, Vec<usize>, Vec<u8>) {
-    let values = tensor.to_f32_vec();
-    let bytes: Vec<u8> = match dtype {
-        Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
-        Dtype::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
-        Dtype::F64 => values.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-    };
-    (format!("model.{}", name.replace("embedding.", "embeddings.")), tensor.shape().to_vec(), bytes)
+fn old(name: &str, tensor: &TensorData, bytes: fn(f32) -> Vec<u8>) -> (String, Vec<usize>, Vec<u8>) {
+    let data = tensor.to_f32_vec().into_iter().flat_map(bytes).collect();
+    (format!("model.{}", name.replace("embedding.", "embeddings.")), tensor.shape().to_vec(), data)
 }
 
-fn rounded(value: f32, dtype: Dtype) -> f32 {
-    match dtype {
-        Dtype::F16 => f16::from_f32(value).to_f32(),
-        Dtype::BF16 => bf16::from_f32(value).to_f32(),
-        _ => value,
-    }
-}
+/// An element type, a number in its bytes, and what it leaves of a number.
+type FileType = (Dtype, fn(f32) -> Vec<u8>, fn(f32) -> f32);
+
+const FILE_TYPES: [FileType; 4] = [
+    (Dtype::F32, |x| x.to_le_bytes().to_vec(), |x| x),
+    (Dtype::F16, |x| f16::from_f32(x).to_le_bytes().to_vec(), |x| f16::from_f32(x).to_f32()),
+    (Dtype::BF16, |x| bf16::from_f32(x).to_le_bytes().to_vec(), |x| bf16::from_f32(x).to_f32()),
+    (Dtype::F64, |x| f64::from(x).to_le_bytes().to_vec(), |x| x),
+];
 
 #[test]
 fn numbers_that_a_type_does_not_have_are_named() -> Result {

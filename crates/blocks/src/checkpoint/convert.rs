@@ -7,7 +7,7 @@ use monopass_ir::storage::{Q8_0_BLOCK, StorageError};
 use monopass_ir::{Elements, Storage, StoredTensor, TensorData};
 use safetensors::Dtype;
 
-/// Bytes of a block of Q8_0: a scale and the integers.
+/// Bytes of a block of `Q8_0`: a scale and the integers.
 const BLOCK_BYTES: usize = 2 + Q8_0_BLOCK;
 
 impl Source<'_> {
@@ -65,7 +65,7 @@ impl Stored {
 
     /// The error of storing this tensor otherwise.
     pub(super) fn storage_error(&self, problem: StorageError) -> CheckpointError {
-        CheckpointError::Storage { name: self.name.clone(), file: self.file.clone(), problem }
+        CheckpointError::Storage { name: self.name.clone(), file: self.file.clone(), problem: Box::new(problem) }
     }
 
     fn data_in<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
@@ -80,14 +80,14 @@ impl Stored {
         } else if dtype == Dtype::BF16 {
             decode(data, |bytes| bf16::from_le_bytes(bytes).to_f32())
         } else if dtype == Dtype::F64 {
-            self.from_doubles(data)?
+            self.narrowed(data)?
         } else {
             return Err(self.type_error());
         };
         TensorData::f32(self.shape.clone(), values).map_err(|_| self.type_error())
     }
 
-    fn from_doubles(&self, data: &[u8]) -> Result<Vec<f32>, CheckpointError> {
+    fn narrowed(&self, data: &[u8]) -> Result<Vec<f32>, CheckpointError> {
         let doubles = decode(data, f64::from_le_bytes);
         #[expect(clippy::cast_possible_truncation, reason = "rounded to f32 on purpose, and checked below")]
         let values: Vec<f32> = doubles.iter().map(|&double| double as f32).collect();

@@ -221,7 +221,7 @@ pub enum CheckpointError {
         /// The file.
         file: String,
         /// Which element, and what to ask for instead.
-        problem: StorageError,
+        problem: Box<StorageError>,
     },
     /// Elements of 64 bits that no element type of ours can hold.
     #[error("{file}: tensor {name} has elements outside the range of i32 and of u32\n  help: store it as I32 or U32")]

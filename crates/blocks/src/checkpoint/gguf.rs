@@ -23,7 +23,7 @@ const MAX_NESTING: usize = 4;
 /// What tensors are aligned to unless the file says otherwise.
 const ALIGNMENT: u64 = 32;
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// Elements and bytes of a block of Q8_0.
+/// Elements and bytes of a block of `Q8_0`.
 const Q8_0: (u64, u64) = (32, 34);
 
 /// What is wrong with a file, and what to do.
@@ -107,7 +107,7 @@ fn as_ours(tensor: &Tensor) -> Result<(Vec<usize>, Encoding), Problem> {
         return Ok((shape, tensor.encoding.clone()));
     }
     match tensor.encoding {
-        Encoding::Plain(dtype) if dtype == Dtype::F32 => Ok((shape, Encoding::Rates)),
+        Encoding::Plain(Dtype::F32) => Ok((shape, Encoding::Rates)),
         Encoding::Plain(_) | Encoding::Rates | Encoding::Blocks | Encoding::Scaled(..) => {
             let what = format!("tensor {} holds decay rates in another type than F32", tensor.name);
             Err(Problem::new(what, "convert the model again; decay rates are never narrowed"))

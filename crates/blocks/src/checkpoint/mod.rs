@@ -119,6 +119,5 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// As for [`open`], and for [`Opened::tensor`].
 pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint, CheckpointError> {
-    let (config, params, warnings) = open(files, options)?.into_f32()?;
-    Ok(Checkpoint { config, params, warnings })
+    open(files, options)?.into_f32()
 }

@@ -1,13 +1,15 @@
 //! An opened checkpoint: all that can be known without reading elements, and its tensors one at a time.
 
 use super::tensors::{self, Source, Stored};
-use super::{CONFIG_FILE, CheckpointError, Files, Layout, LoadOptions, TORCH_FILE, gguf_config, hf_config, own_config, ssm_config};
+use super::{
+    CONFIG_FILE, Checkpoint, CheckpointError, Files, Layout, LoadOptions, TORCH_FILE, gguf_config, hf_config, own_config, ssm_config,
+};
 use crate::config::LmConfig;
 use crate::json;
 use crate::names;
 use crate::params::{ParamInfo, Role};
 use indexmap::IndexMap;
-use monopass_ir::{Storage, StoredTensor, TensorData};
+use monopass_ir::{Storage, StoredTensor};
 use std::fmt;
 
 /// A checkpoint that was opened and checked: every parameter is there, in its shape and in an element type that is read.
@@ -90,6 +92,7 @@ impl Opened<'_> {
     }
 
     /// Every parameter, in the order of [`LmConfig::parameters`].
+    #[must_use]
     pub fn params(&self) -> impl ExactSizeIterator<Item = &ParamEntry> {
         self.params.values()
     }
@@ -127,10 +130,10 @@ impl Opened<'_> {
     }
 
     /// All parameters as f32.
-    pub(super) fn into_f32(self) -> Result<(LmConfig, IndexMap<String, TensorData>, Vec<String>), CheckpointError> {
+    pub(super) fn into_f32(self) -> Result<Checkpoint, CheckpointError> {
         let tensor = |name: &String| Ok((name.clone(), self.tensor(name)?.into_f32()));
         let params = self.params.keys().map(tensor).collect::<Result<_, CheckpointError>>()?;
-        Ok((self.config, params, self.warnings))
+        Ok(Checkpoint { config: self.config, params, warnings: self.warnings })
     }
 
     fn find(&self, name: &str) -> Result<(&ParamEntry, &Stored), CheckpointError> {

@@ -17,7 +17,7 @@ use monopass_ir::{Storage, StoredTensor, TensorData};
 pub struct SaveOptions {
     /// Storage type of the weights. Those whose [`Role`](crate::Role) [stays f32](crate::Role::stays_f32), such as norms and
     /// decays, are f32 whatever is chosen. 8-bit types are for matrices, and only our own layout can state them; where rows are no
-    /// whole blocks, q8_0 becomes int8.
+    /// whole blocks, `q8_0` becomes `int8`.
     pub storage: Storage,
     /// Whose files. Absent: Hugging Face's for a Mamba-2, state-spaces' for a Mamba-3.
     pub layout: Option<SaveLayout>,
@@ -133,7 +133,7 @@ fn overflow(param: &ParamInfo, tensor: &TensorData, problem: StorageError) -> Ch
             CheckpointError::Overflow { name, value, storage }
         }
         StorageError::Unknown { .. } | StorageError::Shape { .. } | StorageError::Parts { .. } | StorageError::Updated { .. } => {
-            CheckpointError::Storage { name, file: WEIGHTS_FILE.to_owned(), problem }
+            CheckpointError::Storage { name, file: WEIGHTS_FILE.to_owned(), problem: Box::new(problem) }
         }
     }
 }

@@ -111,7 +111,7 @@ impl Gguf {
         for tensor in &self.tensors {
             data.resize(data.len().next_multiple_of(self.alignment), 0);
             text(&mut out, &tensor.name);
-            out.extend((tensor.sizes.len() as u32).to_le_bytes());
+            out.extend(u32::try_from(tensor.sizes.len()).unwrap_or(u32::MAX).to_le_bytes());
             tensor.sizes.iter().for_each(|size| out.extend(size.to_le_bytes()));
             out.extend(tensor.ty.to_le_bytes());
             out.extend(tensor.offset.unwrap_or(data.len() as u64).to_le_bytes());
@@ -174,9 +174,10 @@ impl Ty {
     }
 }
 
-/// A block of Q8_0: its scale, and the nearest whole numbers of it.
+/// A block of `Q8_0`: its scale, and the nearest whole numbers of it.
 fn block(values: &[f32]) -> Vec<u8> {
     let scale = f16::from_f32(values.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0);
+    #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of i8 before")]
     let number = |x: &f32| ((x / scale.to_f32()).round().clamp(-127.0, 127.0) as i8).to_le_bytes()[0];
     scale.to_le_bytes().into_iter().chain(values.iter().map(number)).collect()
 }

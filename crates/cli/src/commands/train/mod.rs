@@ -139,7 +139,7 @@ pub(crate) struct Args {
     /// Saves that stay
     #[arg(long, value_name = "N", default_value = "2", value_parser = at_least_one())]
     keep: usize,
-    /// Storage type of the weights in model.safetensors: f32, f16, bf16, or int8 and q8_0, for which the layout is our own
+    /// Storage type of the weights; the 8-bit ones are written in the layout of monopass
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Storage,
     #[command(flatten)]
