@@ -298,6 +298,29 @@ fn integers_need_scales_that_say_what_they_are() -> Result {
     Ok(())
 }
 
+/// Types that the format knows and weights do not come in, and types that it does not know.
+#[test]
+fn other_element_types_are_named() -> Result {
+    let config = LmConfig::new(Mamba2Config { headdim: 8, d_state: 3, ..Mamba2Config::new(32) }, 1, 7);
+    let files = checkpoint::save_with(&config, &init::lm(&config, 1)?, &SaveOptions { storage: Storage::F16, layout: None })?;
+    let whole = &files["model.safetensors"];
+    let start = usize::try_from(u64::from_le_bytes(whole[..8].try_into()?))? + 8;
+    let header = String::from_utf8(whole[8..start].to_vec())?;
+    for (dtype, wanted) in
+        [("I16", "is I16\n  help: convert it to F32, F16 or BF16"), ("Q4_K", "model.safetensors: not a complete safetensors file")]
+    {
+        let header = header.replace("\"F16\"", &format!("\"{dtype}\""));
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &whole[start..]].concat();
+        let mut files = files.clone();
+        files.insert("model.safetensors".into(), bytes);
+        assert!(message(&files).contains(wanted), "{}", message(&files));
+        let error = checkpoint::open(&files, &LoadOptions::default()).err().ok_or("opened")?;
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert!(dtype == "I16" || cause.contains("unknown variant `Q4_K`"), "{cause}");
+    }
+    Ok(())
+}
+
 /// What is said of memory is what tensors take, and it is said without an element being read.
 #[test]
 fn reports_count_bytes_without_reading() -> Result {
