@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use monopass_ir::eval::Tensors;
-use monopass_ir::{TensorData, TensorType};
+use monopass_ir::{Elements, TensorData, TensorType};
 use monopass_runtime::Device;
 
 /// The states of one sequence, or of one batch of them. A state that was never written is zero.
@@ -110,6 +110,87 @@ impl Session {
         }
         Ok(())
     }
+
+    /// Takes over the states of row `from` of another session of the same engine as those of row `to`; states that the other does not
+    /// have become zero in that row. The first axis of every state counts the rows; on a device all are copied there in one submit.
+    ///
+    /// # Errors
+    /// A row that is not there, or has another type in the other session; a session of another engine. Nothing is copied then.
+    pub fn copy_row(&mut self, to: usize, other: &Self, from: usize) -> Result<(), Error> {
+        match (self, other) {
+            (Self::Gpu(session), Self::Gpu(other)) => session.copy_row(to, other, from)?,
+            (Self::Cpu(states), Self::Cpu(other)) => *states = with_row(states, to, other, from)?,
+            (Self::Gpu(_), Self::Cpu(_)) | (Self::Cpu(_), Self::Gpu(_)) => return Err(Error::OtherExecutor { what: "other session" }),
+        }
+        Ok(())
+    }
+
+    /// Bytes of the states, on a device with the second buffer of those that take turns.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Gpu(session) => session.bytes(),
+            Self::Cpu(states) => states.values().map(|state| state.ty().size_bytes()).sum(),
+        }
+    }
+}
+
+/// The states with one row replaced.
+fn with_row(states: &Tensors, to: usize, other: &Tensors, from: usize) -> Result<Tensors, Error> {
+    if let Some(name) = other.keys().find(|name| !states.contains_key(*name)) {
+        return Err(wrong(name, "is not in this session".to_owned(), "run a program with it, or write it, first"));
+    }
+    let replaced = |(name, state): (&String, &TensorData)| {
+        let one_row = |ty: &TensorType, row: usize| match ty.shape.split_first() {
+            Some((&n_rows, rest)) if row < n_rows => Ok(TensorType::new(ty.dtype, [&[1], rest].concat())),
+            _ => Err(wrong(name, format!("is {ty}, which has no row {row}"), "rows are counted from 0 along the first axis")),
+        };
+        let ty = one_row(&state.ty(), to)?;
+        let zeros = TensorData::zeros(&ty);
+        let (source, from) = other.get(name).map_or((&zeros, 0), |source| (source, from));
+        if one_row(&source.ty(), from)? != ty {
+            let problem = format!("is {} in one session and {} in the other", state.ty(), source.ty());
+            return Err(wrong(name, problem, "copy rows between sessions of one model"));
+        }
+        let mut elements = state.elements().clone();
+        copy_elements((&mut elements, to), (source.elements(), from), ty.shape.iter().product());
+        let state = TensorData::new(state.shape(), elements).map_err(|error| wrong(name, error.to_string(), "report this defect"))?;
+        Ok((name.clone(), state))
+    };
+    states.iter().map(replaced).collect()
+}
+
+/// Copies a row of `n` elements between tensors of one element type.
+fn copy_elements((into, to): (&mut Elements, usize), (source, from): (&Elements, usize), n: usize) {
+    fn copy<T: Copy>(into: &mut [T], to: usize, source: &[T], from: usize, n: usize) {
+        if let (Some(into), Some(source)) = (into.get_mut(to * n..(to + 1) * n), source.get(from * n..(from + 1) * n)) {
+            into.copy_from_slice(source);
+        }
+    }
+    match (into, source) {
+        (Elements::F32(into), Elements::F32(source)) => copy(into, to, source, from, n),
+        (Elements::F16(into), Elements::F16(source)) => copy(into, to, source, from, n),
+        (Elements::Bf16(into), Elements::Bf16(source)) => copy(into, to, source, from, n),
+        (Elements::I32(into), Elements::I32(source)) => copy(into, to, source, from, n),
+        (Elements::U32(into), Elements::U32(source)) => copy(into, to, source, from, n),
+        (Elements::I8(into), Elements::I8(source)) => copy(into, to, source, from, n),
+        (Elements::Bool(into), Elements::Bool(source)) => copy(into, to, source, from, n),
+        // The types were compared before.
+        (
+            Elements::F32(_)
+            | Elements::F16(_)
+            | Elements::Bf16(_)
+            | Elements::I32(_)
+            | Elements::U32(_)
+            | Elements::I8(_)
+            | Elements::Bool(_),
+            _,
+        ) => {}
+    }
+}
+
+fn wrong(name: &str, problem: String, help: &'static str) -> Error {
+    Error::State { name: name.to_owned(), problem, help }
 }
 
 fn clear(state: &mut TensorData) {
@@ -148,5 +229,22 @@ mod tests {
         session.reset().unwrap();
         assert_eq!((read(&session, "a"), read(&fork, "a")), (tensor(&[0.0, 0.0]), tensor(&[1.0, 2.0])));
         assert!(pollster::block_on(session.read("c")).is_err());
+    }
+
+    #[test]
+    fn rows_are_copied_between_batches() {
+        let rows = |n: usize, first: u32| TensorData::new([n, 2], Elements::U32((first..first + 2 * n as u32).collect())).unwrap();
+        let (mut batch, mut single) = (Session::cpu(), Session::cpu());
+        batch.write("a", &rows(3, 0)).unwrap();
+        batch.write("b", &rows(3, 100)).unwrap();
+        single.write("a", &rows(1, 50)).unwrap();
+        batch.copy_row(1, &single, 0).unwrap();
+        let read = |name: &str| pollster::block_on(batch.read(name)).unwrap().as_u32().map(<[u32]>::to_vec).unwrap();
+        assert_eq!((read("a"), read("b")), (vec![0, 1, 50, 51, 4, 5], vec![100, 101, 0, 0, 104, 105]));
+        assert!(batch.copy_row(3, &single, 0).unwrap_err().to_string().contains("u32[3, 2], which has no row 3"));
+        assert!(batch.copy_row(0, &single, 1).unwrap_err().to_string().contains("u32[1, 2], which has no row 1"));
+        assert!(single.copy_row(0, &batch, 0).unwrap_err().to_string().contains("`b` is not in this session"));
+        single.write("b", &tensor(&[1.0])).unwrap();
+        assert!(batch.copy_row(0, &single, 0).unwrap_err().to_string().contains("is u32[3, 2] in one session and f32[1] in the other"));
     }
 }

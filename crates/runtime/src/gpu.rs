@@ -272,6 +272,14 @@ impl Recorder {
         self.encoder.clear_buffer(buffer.raw(), 0, None);
     }
 
+    /// Zeros a part, whose place and size are whole words.
+    pub(crate) fn clear_part(&mut self, buffer: &Buffer, offset: u64, bytes: u64) {
+        if bytes > 0 {
+            self.counted.copies += 1;
+            self.encoder.clear_buffer(buffer.raw(), offset, Some(bytes));
+        }
+    }
+
     /// One compute pass.
     pub(crate) fn compute_pass(
         &mut self,

@@ -146,6 +146,45 @@ impl Session {
         })
     }
 
+    /// Takes over the states of row `from` of another session of the same device as those of row `to`, in one submit; states that the
+    /// other does not have become zero in that row. The first axis of every state counts the rows.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongState`] if a row is not there, is not whole words of 4 bytes, or has another type in the other session;
+    /// [`RuntimeError::OtherDevice`]; [`RuntimeError::DeviceLost`]. Nothing is copied then.
+    pub fn copy_row(&mut self, to: usize, other: &Self, from: usize) -> Result<(), RuntimeError> {
+        if !self.device.is_of(&other.device.0.gpu) {
+            return Err(RuntimeError::OtherDevice { what: "session that a row is copied from" });
+        }
+        if let Some(name) = other.names().find(|name| !self.states.contains_key(*name)) {
+            return Err(self.unknown(name));
+        }
+        for (name, state) in &self.states {
+            check_row(name, &state.ty, to)?;
+            let Some(source) = other.states.get(name) else { continue };
+            check_row(name, &source.ty, from)?;
+            if source.ty.dtype != state.ty.dtype || source.ty.shape.get(1..) != state.ty.shape.get(1..) {
+                let problem = format!("is {} in one session and {} in the other", state.ty, source.ty);
+                return Err(wrong(name, problem, "copy rows between sessions of one model"));
+            }
+        }
+        let mut tally = Counters::default();
+        let gpu = self.gpu();
+        gpu.scoped_now(Site::during("copy a row of a session"), || {
+            let mut recorder = gpu.record("copy row");
+            for (name, state) in &self.states {
+                let bytes = row_bytes(&state.ty);
+                let place = |row: usize| bytes.saturating_mul(row as u64);
+                match (other.states.get(name).and_then(State::content), state.content()) {
+                    (Some(source), Some(content)) => recorder.copy((source, place(from)), (content, place(to)), bytes),
+                    (None, Some(content)) => recorder.clear_part(content, place(to), bytes),
+                    (_, None) => {}
+                }
+            }
+            gpu.submit(&mut tally, recorder);
+        })
+    }
+
     /// The index of a state that has this type and at least `n_buffers` buffers; what is missing is made, zeroed.
     pub(crate) fn ensure(&mut self, tally: &mut Counters, name: &str, ty: &TensorType, n_buffers: u64) -> Result<usize, RuntimeError> {
         let known = self.states.get(name);
@@ -180,4 +219,29 @@ impl Session {
         };
         RuntimeError::WrongState { name: name.to_owned(), problem, help }
     }
+}
+
+/// Bytes of one row of a state; 0 without rows.
+fn row_bytes(ty: &TensorType) -> u64 {
+    let n_rows = ty.shape.first().map_or(0, |&n_rows| n_rows as u64);
+    ty.size_bytes().checked_div(n_rows).unwrap_or(0)
+}
+
+/// WebGPU copies whole words from and to multiples of words.
+fn check_row(name: &str, ty: &TensorType, row: usize) -> Result<(), RuntimeError> {
+    if ty.shape.first().is_none_or(|&n_rows| row >= n_rows) {
+        return Err(wrong(name, format!("is {ty}, which has no row {row}"), "rows are counted from 0 along the first axis"));
+    }
+    if !row_bytes(ty).is_multiple_of(4) {
+        return Err(wrong(
+            name,
+            format!("is {ty}, whose rows are not whole words of 4 bytes"),
+            "read the state, and write the whole of it",
+        ));
+    }
+    Ok(())
+}
+
+fn wrong(name: &str, problem: String, help: &str) -> RuntimeError {
+    RuntimeError::WrongState { name: name.to_owned(), problem, help: help.to_owned() }
 }

@@ -144,6 +144,25 @@ fn states_must_be_known_and_keep_their_type() {
 }
 
 #[test]
+fn rows_that_cannot_be_copied_are_named() {
+    let device = Device::noop();
+    let session = |ty: TensorType| {
+        let mut session = Session::new(&device);
+        session.write("s", &TensorData::zeros(&ty)).unwrap();
+        session
+    };
+    let (mut batch, single) = (session(f32s(&[3, 2])), session(f32s(&[1, 2])));
+    shows(batch.copy_row(3, &single, 0), &["state `s` is f32[3, 2], which has no row 3"]);
+    shows(batch.copy_row(0, &single, 1), &["state `s` is f32[1, 2], which has no row 1"]);
+    shows(batch.copy_row(0, &session(f32s(&[1, 4])), 0), &["is f32[3, 2] in one session and f32[1, 4] in the other"]);
+    shows(session(f32s(&[])).copy_row(0, &single, 0), &["has no row 0"]);
+    let halves = session(TensorType::new(DType::F16, [2, 3]));
+    shows(session(TensorType::new(DType::F16, [2, 3])).copy_row(0, &halves, 1), &["not whole words"]);
+    shows(Session::new(&device).copy_row(0, &single, 0), &["state `s` is not in this session"]);
+    shows(batch.copy_row(0, &Session::new(&Device::noop()), 0), &["belongs to another device"]);
+}
+
+#[test]
 fn limits_are_named_before_anything_is_created() {
     let device = Device::noop();
     let before = device.counters();

@@ -131,6 +131,23 @@ fn a_fork_is_independent_and_can_be_rolled_back_to() {
 }
 
 #[test]
+fn rows_are_copied_between_sessions_of_different_batches() {
+    let Some(device) = gpu() else { return };
+    let rows = |n: usize, first: f32| TensorData::f32([n, 3], (0..3 * n).map(|i| first + i as f32).collect::<Vec<_>>()).unwrap();
+    let (mut batch, mut single) = (Session::new(device), Session::new(device));
+    batch.write("a", &rows(3, 0.0)).unwrap();
+    batch.write("b", &rows(3, 100.0)).unwrap();
+    single.write("a", &rows(1, 50.0)).unwrap();
+    batch.copy_row(1, &single, 0).unwrap();
+    let read = |session: &Session, name: &str| blocking::read(session, name).unwrap().to_f32_vec();
+    assert_eq!(read(&batch, "a"), [0.0, 1.0, 2.0, 50.0, 51.0, 52.0, 6.0, 7.0, 8.0]);
+    assert_eq!(read(&batch, "b"), [100.0, 101.0, 102.0, 0.0, 0.0, 0.0, 106.0, 107.0, 108.0], "a state that the other lacks becomes zero");
+    single.write("b", &rows(1, 0.0)).unwrap();
+    single.copy_row(0, &batch, 2).unwrap();
+    assert_eq!((read(&single, "a"), read(&single, "b")), (vec![6.0, 7.0, 8.0], vec![106.0, 107.0, 108.0]));
+}
+
+#[test]
 fn packed_weights_lie_where_the_plan_says() {
     let Some(device) = gpu() else { return };
     let mut hand = Hand::new("pack");
