@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn rows_are_copied_between_batches() {
-        let rows = |n: usize, first: u32| TensorData::new([n, 2], Elements::U32((first..first + 2 * n as u32).collect())).unwrap();
+        let rows = |n: usize, first: u32| TensorData::new([n, 2], Elements::U32((first..).take(2 * n).collect())).unwrap();
         let (mut batch, mut single) = (Session::cpu(), Session::cpu());
         batch.write("a", &rows(3, 0)).unwrap();
         batch.write("b", &rows(3, 100)).unwrap();
