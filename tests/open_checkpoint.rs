@@ -37,7 +37,7 @@ fn tensors_of_a_checkpoint_are_brought_to_a_device_one_by_one() -> Outcome {
             }
             let params = block_on(uploader.finish())?;
             for param in opened.params() {
-                let found = params.storage(&param.name).map(|how| how.storage);
+                let found = params.storage(&param.name).map(monopass::ir::storage::ParamStorage::storage);
                 assert_eq!(found, Some(param.storage), "{id} {}", param.name);
             }
             let program = block_on(engine.load(&graph, &params, &CompileOptions::default()))?;

@@ -25,10 +25,9 @@ fn stored(config: &LmConfig, storage: Storage, max_bytes: u64) -> Outcome<Stored
     let params = init::lm(config, 7)?;
     for info in config.parameters()? {
         let tensor = params[&info.name].clone();
-        let own = if !info.role.stays_f32() && tensor.shape().len() == 2 && storage.fits(tensor.shape()) { storage } else { Storage::F32 };
-        let tensor = StoredTensor::quantize(tensor, own)?;
-        let how = ParamStorage::within(own, tensor.shape(), max_bytes);
-        all.buffers.extend(how.buffers(&info.name, tensor.clone()));
+        let tensor = StoredTensor::quantize(tensor.clone(), info.role.storage(tensor.shape(), storage))?;
+        let how = ParamStorage::within(tensor.storage(), tensor.shape(), max_bytes);
+        all.buffers.extend(how.buffers(&info.name, tensor.clone())?);
         all.widened.insert(info.name.clone(), tensor.into_f32());
         all.layout.insert(info.name, how);
     }
@@ -120,7 +119,7 @@ fn an_embedding_over_the_binding_limit_is_split_by_the_engine() -> Outcome {
     let mut tokens = Vec::new();
     for engine in [Engine::cpu(), Engine::on(device.clone())] {
         let params = block_on(engine.upload(std::sync::Arc::clone(&params)))?;
-        let is_split = params.storage("backbone.embedding.weight").is_some_and(|how| !how.parts.is_empty());
+        let is_split = params.storage("backbone.embedding.weight").is_some_and(|how| !how.parts().is_empty());
         assert_eq!(is_split, engine.is_gpu() && device.target().max_binding_bytes < 525_000 * 64 * 4);
         let program = block_on(engine.load(&graph, &params, &CompileOptions::default()))?;
         let run = block_on(program.run(&mut engine.session(), &[("ids", &ids)]))?;

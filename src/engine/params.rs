@@ -5,9 +5,8 @@ use indexmap::IndexMap;
 use monopass_ir::error::EvalError;
 use monopass_ir::eval::Tensors;
 use monopass_ir::storage::{ParamStorage, StoredTensor};
-use monopass_ir::{DType, Graph, TensorData};
+use monopass_ir::{DType, TensorData};
 use monopass_runtime::{Device, Upload, Weights};
-use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The parameters of a model where the engine's programs read them; cheap to clone.
@@ -51,7 +50,7 @@ impl Params {
                 let mut parts = Vec::new();
                 for (name, scale) in how.names(name) {
                     let scale = if let Some(scale) = scale { Some(weights.read(&scale).await?) } else { None };
-                    parts.push(StoredTensor::new(how.storage, weights.read(&name).await?, scale)?.into_f32());
+                    parts.push(StoredTensor::new(how.storage(), weights.read(&name).await?, scale)?.into_f32());
                 }
                 Ok(StoredTensor::joined(parts)?)
             }
@@ -66,14 +65,6 @@ impl Params {
             Place::Cpu(_) => None,
         }
     }
-}
-
-/// The graph for params as they are stored.
-pub(super) fn stored<'g>(graph: &'g Graph, storage: &IndexMap<String, ParamStorage>) -> Result<Cow<'g, Graph>, Error> {
-    if graph.params().all(|(name, _)| storage.get(name).is_none_or(ParamStorage::is_plain)) {
-        return Ok(Cow::Borrowed(graph));
-    }
-    Ok(Cow::Owned(graph.with_storage(storage)?))
 }
 
 /// An upload in progress, see [`Engine::uploader`](super::Engine::uploader).
@@ -103,7 +94,7 @@ impl<'e> Uploader<'e> {
             Destination::Gpu { device, upload, storage } => {
                 let max_bytes = device.target().max_binding_bytes;
                 let how = ParamStorage::within(tensor.storage(), tensor.shape(), max_bytes);
-                for (name, data) in how.buffers(name, tensor) {
+                for (name, data) in how.buffers(name, tensor)? {
                     upload.put(name, &data).await?;
                 }
                 storage.insert(name.to_owned(), how);

@@ -1,6 +1,6 @@
 //! A graph that is ready to run, and its runs.
 
-use super::params::{Place, stored};
+use super::params::Place;
 use super::rows::RowChecks;
 use super::{Engine, Params, Session};
 use crate::error::Error;
@@ -55,7 +55,7 @@ pub(super) async fn load(engine: &Engine, graph: &Graph, params: &Params, option
     let LoadOptions { compile, dump, progress } = options;
     Ok(Program(match (engine.device(), &params.0) {
         (Some(device), Place::Gpu { weights, storage }) => {
-            let plan = engine.plan(&*stored(graph, storage)?, &compile, dump.unwrap_or(&mut NoDump))?;
+            let plan = engine.plan(&*graph.with_storage(storage)?, &compile, dump.unwrap_or(&mut NoDump))?;
             let executable = Executable::build(device, Arc::new(plan), weights, &BuildOptions { progress }).await?;
             Kind::Gpu { executable, rows: Arc::new(RowChecks::of(graph)) }
         }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use monopass_ir::eval::Tensors;
-use monopass_ir::{Elements, TensorData, TensorType};
+use monopass_ir::{TensorData, TensorType};
 use monopass_runtime::Device;
 
 /// The states of one sequence, or of one batch of them. A state that was never written is zero.
@@ -146,47 +146,20 @@ fn with_row(states: &Tensors, to: usize, other: &Tensors, from: usize) -> Result
             _ => Err(wrong(name, format!("is {ty}, which has no row {row}"), "rows are counted from 0 along the first axis")),
         };
         let ty = one_row(&state.ty(), to)?;
-        let zeros = TensorData::zeros(&ty);
-        let (source, from) = other.get(name).map_or((&zeros, 0), |source| (source, from));
-        if one_row(&source.ty(), from)? != ty {
-            let problem = format!("is {} in one session and {} in the other", state.ty(), source.ty());
-            return Err(wrong(name, problem, "copy rows between sessions of one model"));
-        }
-        let mut elements = state.elements().clone();
-        copy_elements((&mut elements, to), (source.elements(), from), ty.shape.iter().product());
-        let state = TensorData::new(state.shape(), elements).map_err(|error| wrong(name, error.to_string(), "report this defect"))?;
+        let source = match other.get(name) {
+            Some(source) if one_row(&source.ty(), from)? == ty => source.rows(&(from..from + 1)),
+            Some(source) => {
+                let problem = format!("is {} in one session and {} in the other", state.ty(), source.ty());
+                return Err(wrong(name, problem, "copy rows between sessions of one model"));
+            }
+            None => Some(TensorData::zeros(&ty)),
+        };
+        let mut state = state.clone();
+        let put = source.and_then(|source| state.put_rows(to, &source));
+        put.ok_or_else(|| wrong(name, format!("is {ty} a row, and not filled"), "report this defect"))?;
         Ok((name.clone(), state))
     };
     states.iter().map(replaced).collect()
-}
-
-/// Copies a row of `n` elements between tensors of one element type.
-fn copy_elements((into, to): (&mut Elements, usize), (source, from): (&Elements, usize), n: usize) {
-    fn copy<T: Copy>(into: &mut [T], to: usize, source: &[T], from: usize, n: usize) {
-        if let (Some(into), Some(source)) = (into.get_mut(to * n..(to + 1) * n), source.get(from * n..(from + 1) * n)) {
-            into.copy_from_slice(source);
-        }
-    }
-    match (into, source) {
-        (Elements::F32(into), Elements::F32(source)) => copy(into, to, source, from, n),
-        (Elements::F16(into), Elements::F16(source)) => copy(into, to, source, from, n),
-        (Elements::Bf16(into), Elements::Bf16(source)) => copy(into, to, source, from, n),
-        (Elements::I32(into), Elements::I32(source)) => copy(into, to, source, from, n),
-        (Elements::U32(into), Elements::U32(source)) => copy(into, to, source, from, n),
-        (Elements::I8(into), Elements::I8(source)) => copy(into, to, source, from, n),
-        (Elements::Bool(into), Elements::Bool(source)) => copy(into, to, source, from, n),
-        // The types were compared before.
-        (
-            Elements::F32(_)
-            | Elements::F16(_)
-            | Elements::Bf16(_)
-            | Elements::I32(_)
-            | Elements::U32(_)
-            | Elements::I8(_)
-            | Elements::Bool(_),
-            _,
-        ) => {}
-    }
 }
 
 fn wrong(name: &str, problem: String, help: &'static str) -> Error {
@@ -211,6 +184,7 @@ fn check_type(states: &Tensors, name: &str, data: &TensorData) -> Result<(), Err
 #[cfg(test)]
 mod tests {
     use super::*;
+    use monopass_ir::Elements;
 
     fn tensor(values: &[f32]) -> TensorData {
         TensorData::f32([values.len()], values).unwrap()

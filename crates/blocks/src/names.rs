@@ -96,7 +96,7 @@ pub const fn of_model(role: Role) -> Option<&'static str> {
 /// What stands before the names of a layer's parameters.
 #[must_use]
 pub fn layer_prefix(layer: usize) -> String {
-    format!("backbone.layers.{layer}.")
+    format!("{OUR_LAYERS}{layer}.")
 }
 
 /// What stands before the names of a layer's states, and the layer's scope without its point.
@@ -118,48 +118,50 @@ pub fn from_hf(name: &str) -> String {
     name.replace("backbone.embeddings.", "backbone.embedding.")
 }
 
-/// Our names and those of GGUF files for parameters of the model around the blocks.
-const GGUF_MODEL: [(&str, &str); 3] = [
-    ("backbone.embedding.weight", "token_embd.weight"),
-    ("backbone.norm_f.weight", "output_norm.weight"),
-    ("lm_head.weight", "output.weight"),
+/// What GGUF files of llama.cpp call parameters, those of a block without what stands before them.
+const GGUF: [(Role, &str); 14] = [
+    (Role::Embedding, "token_embd.weight"),
+    (Role::FinalNorm, "output_norm.weight"),
+    (Role::Head, "output.weight"),
+    (Role::PreNorm, "attn_norm.weight"),
+    (Role::InProj, "ssm_in.weight"),
+    (Role::InProjBias, "ssm_in.bias"),
+    (Role::Conv, "ssm_conv1d.weight"),
+    (Role::ConvBias, "ssm_conv1d.bias"),
+    (Role::ALog, "ssm_a"),
+    (Role::DtBias, "ssm_dt.bias"),
+    (Role::DSkip, "ssm_d"),
+    (Role::Norm, "ssm_norm.weight"),
+    (Role::OutProj, "ssm_out.weight"),
+    (Role::OutProjBias, "ssm_out.bias"),
 ];
 
-/// Our names and those of GGUF files for parameters of a block, both without what stands before them.
-const GGUF_BLOCK: [(&str, &str); 11] = [
-    ("norm.weight", "attn_norm.weight"),
-    ("mixer.in_proj.weight", "ssm_in.weight"),
-    ("mixer.in_proj.bias", "ssm_in.bias"),
-    ("mixer.conv1d.weight", "ssm_conv1d.weight"),
-    ("mixer.conv1d.bias", "ssm_conv1d.bias"),
-    ("mixer.A_log", "ssm_a"),
-    ("mixer.dt_bias", "ssm_dt.bias"),
-    ("mixer.D", "ssm_d"),
-    ("mixer.norm.weight", "ssm_norm.weight"),
-    ("mixer.out_proj.weight", "ssm_out.weight"),
-    ("mixer.out_proj.bias", "ssm_out.bias"),
-];
+const OUR_LAYERS: &str = "backbone.layers.";
+const GGUF_LAYERS: &str = "blk.";
 
 /// The name that GGUF files use for a parameter of ours, or the same name if they have none.
 #[must_use]
 pub fn to_gguf(name: &str) -> String {
-    let in_block = name.strip_prefix("backbone.layers.").and_then(|rest| {
-        let (layer, name) = rest.split_once('.')?;
-        GGUF_BLOCK.iter().find(|(ours, _)| *ours == name).map(|(_, theirs)| format!("blk.{layer}.{theirs}"))
-    });
-    let around = || GGUF_MODEL.iter().find(|(ours, _)| *ours == name).map(|(_, theirs)| (*theirs).to_owned());
-    in_block.or_else(around).unwrap_or_else(|| name.to_owned())
+    renamed(name, [OUR_LAYERS, GGUF_LAYERS], |ours, theirs| [ours, theirs])
 }
 
 /// Our name for a tensor of a GGUF file, or the same name if it is no parameter of ours.
 #[must_use]
 pub fn from_gguf(name: &str) -> String {
-    let in_block = name.strip_prefix("blk.").and_then(|rest| {
-        let (layer, name) = rest.split_once('.')?;
-        GGUF_BLOCK.iter().find(|(_, theirs)| *theirs == name).map(|(ours, _)| format!("backbone.layers.{layer}.{ours}"))
+    renamed(name, [GGUF_LAYERS, OUR_LAYERS], |ours, theirs| [theirs, ours])
+}
+
+/// The name with what stands before a layer's number, and what stands after it, replaced. `from_to` puts our name and theirs in order.
+fn renamed(name: &str, [from, to]: [&str; 2], from_to: fn(&'static str, &'static str) -> [&'static str; 2]) -> String {
+    let find = |rest: &str, ours: fn(Role) -> Option<&'static str>| {
+        let pairs = GGUF.iter().filter_map(|&(role, theirs)| Some(from_to(ours(role)?, theirs)));
+        pairs.into_iter().find_map(|[from, to]| (from == rest).then_some(to))
+    };
+    let in_block = name.strip_prefix(from).and_then(|rest| {
+        let (layer, rest) = rest.split_once('.')?;
+        find(rest, mixer).map(|rest| format!("{to}{layer}.{rest}"))
     });
-    let around = || GGUF_MODEL.iter().find(|(_, theirs)| *theirs == name).map(|(ours, _)| (*ours).to_owned());
-    in_block.or_else(around).unwrap_or_else(|| name.to_owned())
+    in_block.or_else(|| find(name, of_model).map(str::to_owned)).unwrap_or_else(|| name.to_owned())
 }
 
 #[cfg(test)]
@@ -188,7 +190,7 @@ mod tests {
         }
         // Every parameter of a Mamba-2 that such a file can hold has a name.
         let roles = Role::ALL.into_iter().filter_map(|role| of_block(Naming::Mixer, role));
-        assert_eq!(roles.filter(|name| to_gguf(&format!("backbone.layers.3.{name}")).starts_with("blk.3.")).count(), GGUF_BLOCK.len());
+        assert_eq!(roles.filter(|name| to_gguf(&format!("backbone.layers.3.{name}")).starts_with("blk.3.")).count(), 11);
     }
 
     #[test]

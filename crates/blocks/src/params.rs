@@ -3,7 +3,7 @@
 use crate::config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind};
 use crate::error::ConfigErrors;
 use crate::names;
-use monopass_ir::pattern;
+use monopass_ir::{Storage, pattern};
 use std::ops::Range;
 
 /// What a parameter is for.
@@ -105,10 +105,22 @@ impl Role {
         }
     }
 
-    /// Whether it stays in f32 whatever the storage type of the weights.
+    /// Whether files have it in f32 whatever the storage type of the weights.
     #[must_use]
     pub const fn stays_f32(self) -> bool {
         self.is_decay_exempt()
+    }
+
+    /// How it is stored on a device if weights are to be stored as `asked`: matrices that products or look-ups read are, and all
+    /// else is f32. A matrix whose rows are no whole blocks of [`Storage::Q8_0`] is [`Storage::Int8`], which has no such condition.
+    #[must_use]
+    pub fn storage(self, shape: &[usize], asked: Storage) -> Storage {
+        let is_matrix = matches!(self, Self::InProj | Self::OutProj | Self::Embedding | Self::Head) && shape.len() == 2;
+        match asked {
+            _ if !is_matrix => Storage::F32,
+            Storage::Q8_0 if !asked.fits(shape) => Storage::Int8,
+            Storage::F32 | Storage::F16 | Storage::Bf16 | Storage::Int8 | Storage::Q8_0 => asked,
+        }
     }
 }
 
@@ -339,5 +351,17 @@ mod tests {
         assert_eq!(names(&config).len(), 9);
         let exempt: Vec<_> = config.parameters("").unwrap().into_iter().filter(|p| p.decay_exempt).map(|p| p.name).collect();
         assert_eq!(exempt, ["preNormWeight", "bConv", "A_log", "dt_bias", "D_vec", "normWeight"]);
+    }
+
+    #[test]
+    fn only_matrices_are_narrow() {
+        let of = |role: Role, shape: &[usize], asked| role.storage(shape, asked);
+        assert_eq!(of(Role::InProj, &[5, 64], Storage::Q8_0), Storage::Q8_0);
+        assert_eq!(of(Role::InProj, &[5, 48], Storage::Q8_0), Storage::Int8);
+        assert_eq!(of(Role::Head, &[5, 48], Storage::Bf16), Storage::Bf16);
+        // The predecessor's taps are a matrix that no product reads.
+        assert_eq!(of(Role::Conv, &[64, 32], Storage::F16), Storage::F32);
+        assert_eq!(of(Role::ALog, &[4, 2], Storage::Int8), Storage::F32);
+        assert!(Role::ALL.into_iter().all(|role| !role.stays_f32() || of(role, &[5, 64], Storage::F16) == Storage::F32));
     }
 }

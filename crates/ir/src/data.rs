@@ -2,6 +2,7 @@
 
 use crate::types::{DType, TensorType, n_elems};
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// Elements of a host tensor, row-major, in the element type of the graph.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +127,50 @@ impl TensorData {
         if let Elements::U32(v) = &self.elements { Some(v) } else { None }
     }
 
+    /// Rows of the first axis; `None` if they are not all there.
+    #[must_use]
+    pub fn rows(&self, rows: &Range<usize>) -> Option<Self> {
+        let (&n_rows, inner) = self.shape.split_first()?;
+        if rows.start > rows.end || rows.end > n_rows {
+            return None;
+        }
+        let width: usize = inner.iter().product();
+        let part = rows.start * width..rows.end * width;
+        let elements = match &self.elements {
+            Elements::F32(v) => Elements::F32(v.get(part)?.to_vec()),
+            Elements::F16(v) => Elements::F16(v.get(part)?.to_vec()),
+            Elements::Bf16(v) => Elements::Bf16(v.get(part)?.to_vec()),
+            Elements::I32(v) => Elements::I32(v.get(part)?.to_vec()),
+            Elements::U32(v) => Elements::U32(v.get(part)?.to_vec()),
+            Elements::Bool(v) => Elements::Bool(v.get(part)?.to_vec()),
+            Elements::I8(v) => Elements::I8(v.get(part)?.to_vec()),
+        };
+        Some(Self { shape: [&[rows.len()], inner].concat(), elements })
+    }
+
+    /// Replaces rows of the first axis, from `at` on, by all of another tensor; `None`, and nothing done, if they are not all there or
+    /// the other is of another type.
+    pub fn put_rows(&mut self, at: usize, rows: &Self) -> Option<()> {
+        let (&n_rows, inner) = self.shape.split_first()?;
+        let (&n_new, inner_new) = rows.shape.split_first()?;
+        let width: usize = inner.iter().product();
+        if inner != inner_new || at.checked_add(n_new)? > n_rows {
+            return None;
+        }
+        let part = at * width..(at + n_new) * width;
+        match (&mut self.elements, &rows.elements) {
+            (Elements::F32(to), Elements::F32(from)) => to.get_mut(part)?.copy_from_slice(from),
+            (Elements::F16(to), Elements::F16(from)) => to.get_mut(part)?.copy_from_slice(from),
+            (Elements::Bf16(to), Elements::Bf16(from)) => to.get_mut(part)?.copy_from_slice(from),
+            (Elements::I32(to), Elements::I32(from)) => to.get_mut(part)?.copy_from_slice(from),
+            (Elements::U32(to), Elements::U32(from)) => to.get_mut(part)?.copy_from_slice(from),
+            (Elements::Bool(to), Elements::Bool(from)) => to.get_mut(part)?.copy_from_slice(from),
+            (Elements::I8(to), Elements::I8(from)) => to.get_mut(part)?.copy_from_slice(from),
+            _ => return None,
+        }
+        Some(())
+    }
+
     /// The elements as f32, whatever their type; bool gives 0 and 1.
     #[must_use]
     pub fn to_f32_vec(&self) -> Vec<f32> {
@@ -175,5 +220,33 @@ impl Elements {
             Self::Bool(_) => DType::Bool,
             Self::I8(_) => DType::I8,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_taken_out_and_put_back() {
+        for dtype in DType::ALL {
+            let tensor = TensorData::zeros(&TensorType::new(dtype, [4, 3, 2]));
+            let middle = tensor.rows(&(1..3)).unwrap();
+            assert_eq!(middle.ty(), TensorType::new(dtype, [2, 3, 2]));
+            let mut other = tensor.clone();
+            assert!(
+                other.put_rows(2, &middle).is_some()
+                    && other.put_rows(3, &middle).is_none()
+                    && other.put_rows(usize::MAX, &middle).is_none()
+            );
+        }
+        let mut tensor = TensorData::f32([3, 2], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        let last = tensor.rows(&(2..3)).unwrap();
+        tensor.put_rows(0, &last).unwrap();
+        assert_eq!(tensor.as_f32(), Some(&[4.0, 5.0, 2.0, 3.0, 4.0, 5.0][..]));
+        assert_eq!(tensor.rows(&(3..3)).unwrap().shape(), [0, 2]);
+        assert!(tensor.rows(&(2..4)).is_none() && tensor.rows(&Range { start: 2, end: 1 }).is_none());
+        assert!(TensorData::f32([], [1.0]).unwrap().rows(&(0..0)).is_none());
+        assert!(tensor.put_rows(0, &TensorData::i32([1, 2], [1, 2]).unwrap()).is_none());
     }
 }

@@ -27,7 +27,7 @@ pub enum Storage {
     Bf16,
     /// 8-bit integers with one f32 scale for each row of a matrix.
     Int8,
-    /// 8-bit integers with one f16 scale for each 32 neighbors of a row, as in GGUF.
+    /// 8-bit integers with one f16 scale for each 32 neighbors of a row: the type of this name in GGUF (ggml, `block_q8_0`).
     Q8_0,
 }
 
@@ -39,9 +39,7 @@ impl Storage {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
+            Self::F32 | Self::F16 | Self::Bf16 => self.dtype().name(),
             Self::Int8 => "int8",
             Self::Q8_0 => "q8_0",
         }
@@ -143,6 +141,14 @@ pub enum StorageError {
         found: String,
         /// What it should be.
         wanted: String,
+    },
+    /// A tensor has no such rows.
+    #[error("a tensor of shape {shape:?} has no rows {rows:?}\n  help: ask how it is stored by its own shape")]
+    Rows {
+        /// The rows of the first axis.
+        rows: Range<usize>,
+        /// The shape.
+        shape: Vec<usize>,
     },
     /// A graph replaces a param that is not stored as it is declared.
     #[error("param {name:?} is updated by the graph and stored as {storage}\n  help: weights that train are stored as f32, whole")]
@@ -313,13 +319,13 @@ impl StoredTensor {
     }
 
     /// Rows of the first axis, stored likewise.
-    #[must_use]
-    pub fn rows(&self, rows: &Range<usize>) -> Self {
-        Self {
-            storage: self.storage,
-            elements: rows_of(&self.elements, rows),
-            scale: self.scale.as_ref().map(|scale| rows_of(scale, rows)),
-        }
+    ///
+    /// # Errors
+    /// [`StorageError::Rows`] if they are not all there.
+    pub fn rows(&self, rows: &Range<usize>) -> Result<Self, StorageError> {
+        let missing = || StorageError::Rows { rows: rows.clone(), shape: self.shape().to_vec() };
+        let of = |data: &TensorData| data.rows(rows).ok_or_else(missing);
+        Ok(Self { storage: self.storage, elements: of(&self.elements)?, scale: self.scale.as_ref().map(of).transpose()? })
     }
 }
 
@@ -343,23 +349,6 @@ impl From<TensorData> for StoredTensor {
 fn with_f32(like: &TensorData, values: Vec<f32>) -> TensorData {
     let ty = TensorType::new(DType::F32, like.shape());
     TensorData::f32(like.shape(), values).unwrap_or_else(|_| TensorData::zeros(&ty))
-}
-
-fn rows_of(data: &TensorData, rows: &Range<usize>) -> TensorData {
-    let shape = [&[rows.len()], data.shape().get(1..).unwrap_or_default()].concat();
-    let width: usize = shape[1..].iter().product();
-    let part = rows.start * width..rows.end * width;
-    let elements = match data.elements() {
-        Elements::F32(v) => Elements::F32(v[part].to_vec()),
-        Elements::F16(v) => Elements::F16(v[part].to_vec()),
-        Elements::Bf16(v) => Elements::Bf16(v[part].to_vec()),
-        Elements::I32(v) => Elements::I32(v[part].to_vec()),
-        Elements::U32(v) => Elements::U32(v[part].to_vec()),
-        Elements::Bool(v) => Elements::Bool(v[part].to_vec()),
-        Elements::I8(v) => Elements::I8(v[part].to_vec()),
-    };
-    let ty = TensorType::new(elements.dtype(), shape.clone());
-    TensorData::new(shape, elements).unwrap_or_else(|_| TensorData::zeros(&ty))
 }
 
 fn to_f16(values: &[f32]) -> Result<Vec<f16>, StorageError> {
@@ -409,30 +398,47 @@ fn quantized(values: &[f32], run: usize, storage: Storage) -> Result<(Vec<i8>, V
 /// How a param lies in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParamStorage {
-    /// Its storage type.
-    pub storage: Storage,
-    /// Rows of the first axis that each of several buffers holds; empty if one holds all.
-    pub parts: Vec<Range<usize>>,
+    storage: Storage,
+    parts: Vec<Range<usize>>,
 }
 
 impl ParamStorage {
+    /// In one buffer.
+    #[must_use]
+    pub const fn whole(storage: Storage) -> Self {
+        Self { storage, parts: Vec::new() }
+    }
+
+    /// Its storage type.
+    #[must_use]
+    pub const fn storage(&self) -> Storage {
+        self.storage
+    }
+
+    /// Rows of the first axis that each of several buffers holds, one run after the other; empty if one holds all.
+    #[must_use]
+    pub fn parts(&self) -> &[Range<usize>] {
+        &self.parts
+    }
+
     /// Whether the param lies as a graph in f32 declares it.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.storage == Storage::F32 && self.parts.is_empty()
     }
 
-    /// How a tensor must be stored so that no buffer has more than `max_bytes`: in runs of rows, as few as do.
+    /// How a tensor must be stored so that no buffer has more than `max_bytes`, unless one row has: in runs of rows, as few as do.
     #[must_use]
     pub fn within(storage: Storage, shape: &[usize], max_bytes: u64) -> Self {
         let bytes = TensorType::new(storage.dtype(), shape).size_bytes();
         let rows = shape.first().copied().unwrap_or(0);
-        let n_parts = usize::try_from(bytes.div_ceil(max_bytes.max(1))).unwrap_or(usize::MAX);
-        if n_parts <= 1 || rows < 2 {
-            return Self { storage, parts: Vec::new() };
+        if bytes <= max_bytes || rows < 2 {
+            return Self::whole(storage);
         }
+        let row_bytes = bytes.div_ceil(rows as u64);
+        let most = usize::try_from(max_bytes / row_bytes).unwrap_or(usize::MAX).clamp(1, rows);
+        let run = rows.div_ceil(rows.div_ceil(most));
         // Whole quads of rows, so that the columns of each product come in fours.
-        let run = rows.div_ceil(n_parts);
         let run = if run > 4 { run / 4 * 4 } else { run };
         let parts = (0..rows.div_ceil(run)).map(|i| i * run..((i + 1) * run).min(rows)).collect();
         Self { storage, parts }
@@ -453,16 +459,22 @@ impl ParamStorage {
     }
 
     /// Names of the buffers and what each holds, for the param `name` of this tensor.
-    #[must_use]
-    pub fn buffers(&self, name: &str, tensor: StoredTensor) -> Vec<(String, TensorData)> {
+    ///
+    /// # Errors
+    /// [`StorageError::Rows`] if it is another tensor than the one that this was made for.
+    pub fn buffers(&self, name: &str, tensor: StoredTensor) -> Result<Vec<(String, TensorData)>, StorageError> {
         let named = |name: &str, tensor: StoredTensor| {
             let scale = tensor.scale.map(|scale| (scale_name(name), scale));
             [Some((name.to_owned(), tensor.elements)), scale].into_iter().flatten().collect::<Vec<_>>()
         };
         if self.parts.is_empty() {
-            return named(name, tensor);
+            return Ok(named(name, tensor));
         }
-        self.parts.iter().enumerate().flat_map(|(i, rows)| named(&part_name(name, i), tensor.rows(rows))).collect()
+        let mut buffers = Vec::new();
+        for (i, rows) in self.parts.iter().enumerate() {
+            buffers.extend(named(&part_name(name, i), tensor.rows(rows)?));
+        }
+        Ok(buffers)
     }
 }
 

@@ -8,7 +8,7 @@ use indexmap::IndexSet;
 /// A value that was tapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tap {
-    /// Name of the output that gives it: `tap:` and what was asked for, or which of several it is.
+    /// Name of the output that gives it: `tap:` and the name that matched, with the number of the value where that name is taken.
     pub output: String,
     /// The value.
     pub value: ValueId,
@@ -64,7 +64,7 @@ impl Graph {
             }
             found.extend(values);
         }
-        let taps: Vec<Tap> = found.into_iter().map(|(name, value)| Tap { output: format!("tap:{name}"), value }).collect();
+        let taps = self.named_taps(found);
         Ok((self.tapping(&taps), taps))
     }
 
@@ -74,6 +74,20 @@ impl Graph {
         let mut graph = self.clone();
         graph.outputs.extend(taps.iter().map(|tap| Named { name: tap.output.clone(), value: tap.value }));
         graph
+    }
+
+    /// A name of its own for each value: an input, a state and an output may have one name.
+    fn named_taps(&self, found: IndexSet<(String, ValueId)>) -> Vec<Tap> {
+        let numbers = self.numbering();
+        let mut taken: IndexSet<String> = self.outputs.iter().map(|named| named.name.clone()).collect();
+        let mut tap = |(name, value)| {
+            let mut output = format!("tap:{name}");
+            while !taken.insert(output.clone()) {
+                output = format!("{output} %{}", numbers.of(value));
+            }
+            Tap { output, value }
+        };
+        found.into_iter().map(&mut tap).collect()
     }
 
     /// Name and value of all that a pattern matches, in graph order.
@@ -148,6 +162,16 @@ graph @g {
             [("tap:%4", 4), ("tap:x", 0), ("tap:layers.0/mixer", 4), ("tap:layers.1/mixer", 6), ("tap:layers.0.w", 1), ("tap:y", 6)];
         assert_eq!(found, expected.map(|(name, number)| (name.to_owned(), number)));
         assert_eq!(outputs(&["x", "x"]).unwrap().len(), 1, "once is enough");
+    }
+
+    #[test]
+    fn values_of_one_name_are_told_apart() {
+        let text = TEXT.replace("output \"y\"", "output \"x\"");
+        let graph = text::parse_one(&format!("{}  output \"tap:layers.0.w\" = %4\n}}\n", text.trim_end().trim_end_matches('}'))).unwrap();
+        let (tapped, taps) = graph.with_taps(&["x", "layers.0.w"]).unwrap();
+        let names: Vec<&str> = taps.iter().map(|tap| tap.output.as_str()).collect();
+        assert_eq!(names, ["tap:x", "tap:x %6", "tap:layers.0.w %1"]);
+        crate::verify::verify(&tapped).unwrap();
     }
 
     #[test]

@@ -106,9 +106,9 @@ fn a_graph_for_stored_weights_computes_with_them() {
             let own = if storage.fits(tensor.shape()) { storage } else { Storage::F32 };
             let stored = StoredTensor::quantize(tensor.clone(), own).unwrap();
             let how = ParamStorage::within(own, tensor.shape(), max_bytes);
-            let n_rows: usize = how.parts.iter().map(Range::len).sum();
-            assert!(if how.parts.is_empty() { max_bytes > 1 } else { n_rows == tensor.shape()[0] }, "{how:?}");
-            params.extend(how.buffers(name, stored.clone()));
+            let n_rows: usize = how.parts().iter().map(Range::len).sum();
+            assert!(if how.parts().is_empty() { max_bytes > 1 } else { n_rows == tensor.shape()[0] }, "{how:?}");
+            params.extend(how.buffers(name, stored.clone()).unwrap());
             widened.insert((*name).to_owned(), stored.into_f32());
             layout.insert((*name).to_owned(), how);
         }
@@ -128,13 +128,58 @@ fn a_graph_for_stored_weights_computes_with_them() {
 }
 
 #[test]
+fn no_part_is_larger_than_asked() {
+    for (rows, row_bytes) in [(5u64, 400u64), (7, 4), (1000, 12), (1 << 20, 256), (13, 260)] {
+        for max_bytes in [1, 4, 11, 399, 400, 401, 1040, 1 << 20, 134_217_728] {
+            let shape = [usize::try_from(rows).unwrap(), usize::try_from(row_bytes / 4).unwrap()];
+            let how = ParamStorage::within(Storage::F32, &shape, max_bytes);
+            assert_eq!(how.parts().is_empty(), rows * row_bytes <= max_bytes, "{shape:?} {max_bytes}");
+            let mut next = 0;
+            for part in how.parts() {
+                assert!(
+                    part.start == next && (part.len() == 1 || part.len() as u64 * row_bytes <= max_bytes),
+                    "{shape:?} {max_bytes} {part:?}"
+                );
+                next = part.end;
+            }
+            assert!(how.parts().is_empty() || next == shape[0]);
+        }
+    }
+    let how = ParamStorage::within(Storage::F32, &[9, 4], 64);
+    let other = StoredTensor::from(matrix(5, 4));
+    assert!(matches!(how.buffers("w", other), Err(StorageError::Rows { .. })));
+}
+
+#[test]
+fn a_layout_of_another_shape_is_refused() {
+    let how = IndexMap::from([("plain".to_owned(), ParamStorage::within(Storage::F32, &[8, 64], 600))]);
+    assert!(matches!(graph().unwrap().with_storage(&how), Err(StorageError::Shape { .. })));
+}
+
+/// Ties go to the even neighbor, infinities and NaN stay what they are, and what becomes infinite is named.
+#[test]
+fn sixteen_bits_are_the_nearest() {
+    let stored = |values: &[f32], storage| StoredTensor::quantize(TensorData::f32([values.len()], values).unwrap(), storage);
+    let widened = |values: &[f32], storage| stored(values, storage).unwrap().into_f32().to_f32_vec();
+    let values = [1.0 + 0.5f32.powi(11), 1.0 + 3.0 * 0.5f32.powi(11), -65_519.0, 1e-9, f32::INFINITY];
+    assert_eq!(widened(&values, Storage::F16), [1.0, 1.0 + 0.5f32.powi(9), -65_504.0, 0.0, f32::INFINITY]);
+    let values = [1.0 + 0.5f32.powi(8), 1.0 + 3.0 * 0.5f32.powi(8)];
+    assert_eq!(widened(&values, Storage::Bf16), [1.0, 1.0 + 0.5f32.powi(6)]);
+    assert!(stored(&[1e38], Storage::Bf16).is_ok());
+    assert!(matches!(stored(&[1.0, 65_520.0], Storage::F16), Err(StorageError::Range { index: 1, .. })));
+    assert!(matches!(stored(&[f32::MAX], Storage::Bf16), Err(StorageError::Range { index: 0, .. })));
+    assert!(stored(&[f32::MAX, f32::NAN], Storage::F32).is_ok());
+    assert!(stored(&[f32::NAN, f32::NEG_INFINITY], Storage::F16).is_ok());
+}
+
+#[test]
 fn weights_that_train_are_whole() {
     let g = GraphBuilder::new("train");
     let w = g.param("w", DType::F32, [2, 2]);
     g.update("w", w * 0.5);
     g.output("y", w.exp());
     let graph = g.finish().unwrap();
-    let how = |storage| IndexMap::from([("w".to_owned(), ParamStorage { storage, parts: Vec::new() })]);
+    let how = |storage| IndexMap::from([("w".to_owned(), ParamStorage::whole(storage))]);
     assert_eq!(graph.with_storage(&how(Storage::F32)).unwrap().n_nodes(), graph.n_nodes());
     let error = graph.with_storage(&how(Storage::Bf16)).unwrap_err().to_string();
     assert!(error.starts_with("param \"w\" is updated by the graph and stored as bf16"), "{error}");

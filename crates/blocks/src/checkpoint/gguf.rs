@@ -83,14 +83,16 @@ impl Problem {
     }
 }
 
-/// The tensors of a file, their shapes and encodings those of our parameters.
-pub(super) fn tensors(file: &str, bytes: &[u8]) -> Result<Vec<Stored>, CheckpointError> {
-    let header = parse(bytes).map_err(|problem| problem.of(file))?;
-    let stored = |tensor: Tensor| {
-        let (shape, encoding) = as_ours(&tensor)?;
-        Ok(Stored { name: tensor.name, file: file.to_owned(), file_idx: 0, shape, encoding, range: tensor.range })
-    };
-    header.tensors.into_iter().map(stored).collect::<Result<_, Problem>>().map_err(|problem| problem.of(file))
+impl Header {
+    /// The tensors, their shapes and encodings those of our parameters; `file` is the file's name.
+    pub(super) fn tensors(&self, file: &str) -> Result<Vec<Stored>, CheckpointError> {
+        let stored = |tensor: &Tensor| {
+            let (shape, encoding) = as_ours(tensor)?;
+            let (name, range) = (tensor.name.clone(), tensor.range.clone());
+            Ok(Stored { name, file: file.to_owned(), file_idx: 0, shape, encoding, range })
+        };
+        self.tensors.iter().map(stored).collect::<Result<_, Problem>>().map_err(|problem| problem.of(file))
+    }
 }
 
 /// Our shape of a tensor: taps have an axis of one, decay rates and skips lack one, the norm's groups lie in one row.

@@ -1,7 +1,7 @@
 //! The configuration of a Mamba-2 from the metadata of a GGUF file.
 
 use super::CheckpointError;
-use super::gguf::{self, Meta, Problem};
+use super::gguf::{Header, Meta, Problem};
 use super::hf_config::in_words;
 use super::tensors::Stored;
 use crate::config::{LmConfig, Mamba2Config, whole_product};
@@ -24,9 +24,8 @@ const WORDS: &[(&str, &str)] = &[
 /// Sizes beyond this are a mistake.
 const MAX_SIZE: u64 = 1 << 31;
 
-/// The configuration of the file with these bytes; what the metadata leaves open, the tensors say.
-pub(super) fn parse(file: &str, bytes: &[u8], stored: &IndexMap<String, Stored>) -> Result<LmConfig, CheckpointError> {
-    let header = gguf::parse(bytes).map_err(|problem| problem.of(file))?;
+/// The configuration of the file with this header; what the metadata leaves open, the tensors say.
+pub(super) fn parse(file: &str, header: &Header, stored: &IndexMap<String, Stored>) -> Result<LmConfig, CheckpointError> {
     model(&Keys(&header.meta), stored).map_err(|problem| problem.of(file))
 }
 

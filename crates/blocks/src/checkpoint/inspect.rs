@@ -1,6 +1,6 @@
 //! What is in a checkpoint, without converting it.
 
-use super::open::{n_elems, storage_of};
+use super::open::n_elems;
 use super::{CONFIG_FILE, CheckpointError, Files, LoadOptions, open};
 use crate::config::LmConfig;
 use crate::params::ParamInfo;
@@ -123,7 +123,7 @@ pub fn inspect_with(files: &impl Files, options: &LoadOptions) -> Result<Report,
 
 /// Bytes of all parameters if matrices are stored so.
 fn device_bytes(params: &[ParamInfo], storage: Storage) -> u64 {
-    let bytes = |param: &ParamInfo| storage_of(param.role, &param.shape, storage).size_bytes(&param.shape);
+    let bytes = |param: &ParamInfo| param.role.storage(&param.shape, storage).size_bytes(&param.shape);
     params.iter().map(bytes).fold(0, u64::saturating_add)
 }
 

@@ -119,5 +119,5 @@ pub fn load(files: &impl Files) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// As for [`open`], and for [`Opened::tensor`].
 pub fn load_with(files: &impl Files, options: &LoadOptions) -> Result<Checkpoint, CheckpointError> {
-    open(files, options)?.into_f32()
+    open(files, options)?.load()
 }

@@ -129,8 +129,11 @@ impl Opened<'_> {
         Ok(())
     }
 
-    /// All parameters as f32.
-    pub(super) fn into_f32(self) -> Result<Checkpoint, CheckpointError> {
+    /// All of it in memory, parameters as f32.
+    ///
+    /// # Errors
+    /// As for [`Self::tensor`].
+    pub fn load(self) -> Result<Checkpoint, CheckpointError> {
         let tensor = |name: &String| Ok((name.clone(), self.tensor(name)?.into_f32()));
         let params = self.params.keys().map(tensor).collect::<Result<_, CheckpointError>>()?;
         Ok(Checkpoint { config: self.config, params, warnings: self.warnings })
@@ -142,40 +145,6 @@ impl Opened<'_> {
     }
 }
 
-/// Whether a parameter is a matrix that products or look-ups read, which may be stored in 16 and 8 bits.
-const fn may_be_narrow(role: Role) -> bool {
-    match role {
-        Role::InProj | Role::OutProj | Role::Embedding | Role::Head => true,
-        Role::PreNorm
-        | Role::InProjBias
-        | Role::Conv
-        | Role::ConvBias
-        | Role::ALog
-        | Role::DtBias
-        | Role::DSkip
-        | Role::Norm
-        | Role::OutProjBias
-        | Role::InitStates
-        | Role::MimoX
-        | Role::MimoZ
-        | Role::MimoO
-        | Role::BNorm
-        | Role::CNorm
-        | Role::BBias
-        | Role::CBias
-        | Role::FinalNorm => false,
-    }
-}
-
-/// How a parameter is stored on a device if its matrices are to be stored as `asked`.
-pub(super) fn storage_of(role: Role, shape: &[usize], asked: Storage) -> Storage {
-    if !may_be_narrow(role) || shape.len() != 2 {
-        return Storage::F32;
-    }
-    // Rows that are no whole blocks have one scale each, which has no such condition.
-    if asked == Storage::Q8_0 && !asked.fits(shape) { Storage::Int8 } else { asked }
-}
-
 fn entries(
     wanted: Vec<ParamInfo>,
     stored: &IndexMap<String, Stored>,
@@ -185,7 +154,7 @@ fn entries(
     for ParamInfo { name, shape, role, .. } in wanted {
         let Some(tensor) = stored.get(&name) else { continue };
         let in_file = tensor.encoding.storage().ok_or_else(|| tensor.type_error())?;
-        let storage = storage_of(role, &shape, asked.unwrap_or(in_file));
+        let storage = role.storage(&shape, asked.unwrap_or(in_file));
         let (name_in_file, file, dtype) = (tensor.name.clone(), tensor.file.clone(), tensor.dtype());
         entries.insert(name.clone(), ParamEntry { name, shape, role, storage, name_in_file, file, dtype });
     }
@@ -210,9 +179,8 @@ fn read_config(
     source: &Source<'_>,
     options: &LoadOptions,
 ) -> Result<(LmConfig, Layout), CheckpointError> {
-    if source.layout == Layout::Gguf {
-        let (file, bytes) = source.first().unwrap_or_default();
-        return Ok((gguf_config::parse(file, bytes, stored)?, Layout::Gguf));
+    if let Some((file, header)) = source.gguf() {
+        return Ok((gguf_config::parse(file, header, stored)?, Layout::Gguf));
     }
     let bytes = tensors::read(files, CONFIG_FILE)?.ok_or(CheckpointError::NoConfig)?;
     let text = String::from_utf8_lossy((*bytes).as_ref());
@@ -330,17 +298,5 @@ mod tests {
             "{error}"
         );
         assert!(check_memory(&wanted(usize::MAX), &source).is_err());
-    }
-
-    #[test]
-    fn only_matrices_are_narrow() {
-        let of = |role, shape: &[usize], asked| storage_of(role, shape, asked);
-        assert_eq!(of(Role::InProj, &[5, 64], Storage::Q8_0), Storage::Q8_0);
-        assert_eq!(of(Role::InProj, &[5, 48], Storage::Q8_0), Storage::Int8);
-        assert_eq!(of(Role::Head, &[5, 48], Storage::Bf16), Storage::Bf16);
-        // The predecessor's taps are a matrix that no product reads.
-        assert_eq!(of(Role::Conv, &[64, 32], Storage::F16), Storage::F32);
-        assert_eq!(of(Role::ALog, &[4, 2], Storage::Int8), Storage::F32);
-        assert!(Role::ALL.into_iter().all(|role| !(role.stays_f32() && may_be_narrow(role))));
     }
 }

@@ -1,6 +1,5 @@
 //! The bytes of a checkpoint: equal input gives equal bytes.
 
-use super::open::storage_of;
 use super::write::write_tensors;
 use super::{CONFIG_FILE, CheckpointError, WEIGHTS_FILE, hf_config, own_config, ssm_config};
 use crate::block::BlockSizes;
@@ -106,7 +105,7 @@ fn storage_in_file(param: &ParamInfo, asked: Storage) -> Storage {
     if param.role.stays_f32() {
         Storage::F32
     } else if is_8_bits(asked) {
-        storage_of(param.role, &param.shape, asked)
+        param.role.storage(&param.shape, asked)
     } else {
         asked
     }
@@ -132,9 +131,11 @@ fn overflow(param: &ParamInfo, tensor: &TensorData, problem: StorageError) -> Ch
             let value = tensor.as_f32().and_then(|values| values.get(index)).copied().unwrap_or(f32::NAN);
             CheckpointError::Overflow { name, value, storage }
         }
-        StorageError::Unknown { .. } | StorageError::Shape { .. } | StorageError::Parts { .. } | StorageError::Updated { .. } => {
-            CheckpointError::Storage { name, file: WEIGHTS_FILE.to_owned(), problem: Box::new(problem) }
-        }
+        StorageError::Unknown { .. }
+        | StorageError::Shape { .. }
+        | StorageError::Parts { .. }
+        | StorageError::Rows { .. }
+        | StorageError::Updated { .. } => CheckpointError::Storage { name, file: WEIGHTS_FILE.to_owned(), problem: Box::new(problem) },
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) struct Source<'a> {
     pub(super) layout: Layout,
     /// Where the list of shards says each tensor is.
     listed: IndexMap<String, String>,
+    /// What stands before the tensors of a GGUF file.
+    header: Option<gguf::Header>,
 }
 
 /// A tensor in a file, of which nothing but the place is known.
@@ -101,10 +103,13 @@ impl<'a> Source<'a> {
                 }
             }
             shards.sort_keys();
-            return Ok(Self { files: shards.into_iter().collect(), layout: Layout::HfSafetensorsSharded, listed });
+            return Ok(Self { files: shards.into_iter().collect(), layout: Layout::HfSafetensorsSharded, listed, header: None });
         }
         let one = |file: &str, layout| -> Result<Option<Self>, CheckpointError> {
-            Ok(read(files, file)?.map(|bytes| Self { files: vec![(file.to_owned(), bytes)], layout, listed: IndexMap::new() }))
+            let Some(bytes) = read(files, file)? else { return Ok(None) };
+            let parse = || gguf::parse((*bytes).as_ref()).map_err(|problem| problem.of(file));
+            let header = (layout == Layout::Gguf).then(parse).transpose()?;
+            Ok(Some(Self { files: vec![(file.to_owned(), bytes)], layout, listed: IndexMap::new(), header }))
         };
         for (file, layout) in [(WEIGHTS_FILE, Layout::HfSafetensors), (TORCH_FILE, Layout::SsmBin), (GGUF_FILE, Layout::Gguf)] {
             if let Some(source) = one(file, layout)? {
@@ -123,9 +128,9 @@ impl<'a> Source<'a> {
         file.and_then(|bytes| bytes.get(stored.range.clone())).unwrap_or_default()
     }
 
-    /// Name and bytes of the first file.
-    pub(super) fn first(&self) -> Option<(&str, &[u8])> {
-        self.files.first().map(|(name, bytes)| (name.as_str(), (**bytes).as_ref()))
+    /// Name of a GGUF file, and what stands before its tensors; `None` of other files.
+    pub(super) fn gguf(&self) -> Option<(&str, &gguf::Header)> {
+        self.files.first().map(|(name, _)| name.as_str()).zip(self.header.as_ref())
     }
 
     /// Size of all files together.
@@ -138,13 +143,13 @@ impl<'a> Source<'a> {
         let mut tensors: IndexMap<String, Stored> = IndexMap::new();
         for (file_idx, (file, bytes)) in self.files.iter().enumerate() {
             let bytes = (**bytes).as_ref();
-            let in_file = match self.layout {
-                Layout::SsmBin => torch::tensors(file, bytes)?,
-                Layout::Gguf => gguf::tensors(file, bytes)?,
-                Layout::HfSafetensors | Layout::HfSafetensorsSharded | Layout::SsmSafetensors | Layout::Monopass => in_file(file, bytes)?,
+            let in_file = match &self.header {
+                Some(header) => header.tensors(file)?,
+                None if self.layout == Layout::SsmBin => torch::tensors(file, bytes)?,
+                None => in_file(file, bytes)?,
             };
             for stored in in_file {
-                let name = if self.layout == Layout::Gguf { names::from_gguf(&stored.name) } else { names::from_hf(&stored.name) };
+                let name = if self.header.is_some() { names::from_gguf(&stored.name) } else { names::from_hf(&stored.name) };
                 if let Some(other) = tensors.insert(name, Stored { file_idx, ..stored }) {
                     return Err(CheckpointError::TwoTensors { name: other.name, file: file.clone(), other: other.file });
                 }

@@ -6,7 +6,7 @@ use crate::output::{bytes, counted, kernels_bar, note, print, print_line, spinne
 use crate::report::{Failure, OrReport};
 use crate::{Outcome, engine};
 use miette::Result;
-use monopass::blocks::checkpoint::{Checkpoint, load_with};
+use monopass::blocks::checkpoint::{self, Checkpoint};
 use monopass::blocks::{Head, Io, LmGraph, model};
 use monopass::engine::Engine;
 use monopass::generate::{Generated, Generator, GeneratorOptions};
@@ -67,10 +67,8 @@ fn open(args: &Args) -> Result<Checkpoint> {
     let spinner = spinner("loading");
     let files = MappedFiles::open(&args.model)?;
     let has_tokenizer = files.has(TOKENIZER_FILE);
-    let checkpoint = load_with(&files, &args.checkpoint.options()).or_report()?;
-    spinner.finish_and_clear();
-    checkpoint.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
-    let vocab_size = checkpoint.config.n_tokens();
+    let opened = checkpoint::open(&files, &args.checkpoint.options()).or_report()?;
+    let vocab_size = opened.config().n_tokens();
     if has_tokenizer || vocab_size != N_BYTES {
         let found = if has_tokenizer { format!("a {TOKENIZER_FILE}") } else { format!("a vocabulary of {vocab_size}") };
         return Err(Failure::new(format!(
@@ -80,20 +78,12 @@ fn open(args: &Args) -> Result<Checkpoint> {
         .help("use a checkpoint with a vocabulary of 256 and no tokenizer")
         .into());
     }
-    check_finite(&checkpoint)?;
+    // A weight that is no number makes every logit none, of which the largest has no meaning.
+    opened.check_finite().or_report()?;
+    let checkpoint = opened.load().or_report()?;
+    spinner.finish_and_clear();
+    checkpoint.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     Ok(checkpoint)
-}
-
-/// A weight that is no number makes every logit none, of which the largest has no meaning.
-fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
-    for (name, tensor) in &checkpoint.params {
-        let values = tensor.as_f32().unwrap_or_default();
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            let what = format!("parameter {name:?}: element {at} is {}, not a finite number", values[at]);
-            return Err(Failure::new(what).help("use a checkpoint that training did not break").into());
-        }
-    }
-    Ok(())
 }
 
 fn ready(args: &Args, engine: &Engine, checkpoint: Checkpoint, prompt_len: usize) -> Result<Generator> {

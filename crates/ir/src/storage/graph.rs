@@ -6,6 +6,7 @@ use crate::op::Op;
 use crate::types::{DType, TensorType};
 use indexmap::IndexMap;
 use slotmap::SecondaryMap;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,14 +16,14 @@ impl Graph {
     /// Element types other than f32 are widened where they are read. A matrix in parts is multiplied part by part.
     ///
     /// # Errors
-    /// [`StorageError::Updated`], and [`StorageError::Shape`] for a param that cannot be stored so.
-    pub fn with_storage(&self, storage: &IndexMap<String, ParamStorage>) -> Result<Self, StorageError> {
+    /// [`StorageError::Updated`], and [`StorageError::Shape`] for a param that is not f32, or cannot be stored so.
+    pub fn with_storage(&self, storage: &IndexMap<String, ParamStorage>) -> Result<Cow<'_, Self>, StorageError> {
         let differs = |name: &str| storage.get(name).filter(|storage| !storage.is_plain());
         if let Some((name, storage)) = self.updates.iter().find_map(|named| Some((&named.name, differs(&named.name)?))) {
             return Err(StorageError::Updated { name: name.clone(), storage: storage.storage });
         }
         if !self.params().any(|(name, _)| differs(name).is_some()) {
-            return Ok(self.clone());
+            return Ok(Cow::Borrowed(self));
         }
         let mut stored = Stored { old: self, new: Self::new(self.name.clone()), map: SecondaryMap::new(), weights: SecondaryMap::new() };
         for (_, node) in self.nodes() {
@@ -35,7 +36,7 @@ impl Graph {
                 stored.copy(node);
             }
         }
-        Ok(stored.finish())
+        Ok(Cow::Owned(stored.finish()))
     }
 }
 
@@ -68,7 +69,8 @@ impl Stored<'_> {
         let value = node.results[0];
         let shape = self.old.ty(value).shape.clone();
         let wrong = || StorageError::Shape { shape: shape.clone(), storage: storage.storage };
-        if !storage.storage.fits(&shape) || self.old.ty(value).dtype != DType::F32 {
+        let n_rows = storage.parts.last().map_or(shape.first().copied(), |rows| Some(rows.end));
+        if !storage.storage.fits(&shape) || self.old.ty(value).dtype != DType::F32 || n_rows != shape.first().copied() {
             return Err(wrong());
         }
         let mut parts = Vec::new();

@@ -99,8 +99,7 @@ fn upload(engine: &Engine, config: &LmConfig, storage: Storage) -> Result<Params
     let infos = LmConfig { n_layer: 1, ..config.clone() }.parameters().or_report()?;
     for info in infos {
         let Some(tensor) = one.get(&info.name) else { continue };
-        let is_map = !info.role.stays_f32() && storage.fits(tensor.shape()) && tensor.shape().len() == 2;
-        let stored = StoredTensor::quantize(tensor.clone(), if is_map { storage } else { Storage::F32 });
+        let stored = StoredTensor::quantize(tensor.clone(), info.role.storage(tensor.shape(), storage));
         narrow.insert(info.name, stored.or_report()?);
     }
     drop(one);
