@@ -98,6 +98,14 @@ fn bf16_round(x: f32) -> f32 {
   return bitcast<f32>(bf16_bits(x) << 16u);
 }
 
+fn order_key(x: f32) -> u32 {
+  // Whole numbers above 0 in the order of the floats; equal for both zeros, the largest for what is no number.
+  let bits = bitcast<u32>(x);
+  let magnitude = bits & 0x7fffffffu;
+  let key = select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+  return select(select(key, 0x80000000u, magnitude == 0u), 0xffffffffu, magnitude > 0x7f800000u);
+}
+
 fn f32_to_i32(x: f32) -> i32 {
   // The largest f32 below 2^31 is 2147483520; above it the conversion saturates.
   return select(i32(clamp(x, -2147483648.0, 2147483520.0)), 2147483647, x >= 2147483648.0);

@@ -115,10 +115,10 @@ fn compare(got: &TensorData, want: &TensorData, tolerance: f64) -> Result<(), St
 }
 
 /// Numbers that are the same in every run.
-struct Source(u64);
+pub(crate) struct Source(pub(crate) u64);
 
 impl Source {
-    fn next(&mut self) -> u32 {
+    pub(crate) fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         u32::try_from(self.0 >> 33).unwrap_or(0)
     }

@@ -2,6 +2,7 @@
 //!
 //! Every plan is verified, every kernel validated for the WebGPU defaults as well as for the device, and then run.
 
+mod choice;
 #[path = "../common/mod.rs"]
 mod common;
 mod elementwise;

@@ -41,6 +41,6 @@ pub use config::{LmConfig, Mamba2Config, Mamba2Sizes, Naming, NormKind, Taps};
 pub use error::{ConfigError, ConfigErrors};
 pub use mamba2::Mamba2;
 pub use mamba3::{AAct, Mamba3, Mamba3Config, Mamba3Sizes};
-pub use model::{Head, Lm, LmGraph};
+pub use model::{Head, Lm, LmGraph, TokenIo};
 pub use params::{ParamInfo, Role, TrainRows, Trainable};
 pub use state::{Io, Packing, StateInfo, States};

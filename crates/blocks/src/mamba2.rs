@@ -178,7 +178,9 @@ impl<'g> Mamba2<'g> {
         };
         let (xbc, conv_state) = {
             let _scope = g.scope("conv1d");
-            let (xbc, state) = conv(parts.xbc, &self.conv, states.and_then(|states| states.get("conv_state")), reset);
+            // A bias of the projection would fill the window before the first token.
+            let xbc = if self.in_proj_bias.is_some() { masked(parts.xbc) } else { parts.xbc };
+            let (xbc, state) = conv(xbc, &self.conv, states.and_then(|states| states.get("conv_state")), reset);
             (masked(xbc), (self.config.d_conv > 1).then_some(state))
         };
         let (y, ssm_state) = {

@@ -9,6 +9,7 @@ use crate::norm::rms_norm;
 use crate::params::Role;
 use crate::state::{Io, Packing, States};
 use monopass_ir::error::BuildErrors;
+use monopass_ir::ops::choice::N_SETTINGS;
 use monopass_ir::{DType, Graph, GraphBuilder, Tensor};
 
 /// A model with its parameters declared in a graph.
@@ -30,11 +31,28 @@ pub enum Head {
     LastLogits,
     /// `next [B]` u32: the likeliest token after the last one, the lowest of equals; never a row of padding.
     Next,
+    /// `next [B]` u32: the token after the last one as [`Op::Sample`](monopass_ir::Op::Sample) draws it by the inputs `settings [B, 4]`
+    /// (temperature, top_k, top_p, min_p) and `uniform [B]`; never a row of padding.
+    Sample,
+    /// `embedding [B, d_model]`: the mean over tokens of their final hidden states, all so far that are not masked, scaled to length 1.
+    /// What is summed so far are states, `pooled [B, d_model]` and `n_pooled [B, 1]`.
+    Pooled,
+    /// Nothing but the states.
+    States,
     /// `logits [B, L, V]`, and `loss [1]`: the mean cross-entropy with the input `target [B, L]` i32, where it is not `ignore`.
     Loss {
         /// Target of tokens that do not count.
         ignore: i32,
     },
+}
+
+/// Where a graph has its tokens from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenIo {
+    /// The input `ids [B, L]` u32.
+    Input,
+    /// The state `token [B, 1]` u32, whose update is `next`, so that a decode step needs no token from the host.
+    State,
 }
 
 /// Options of [`graph`].
@@ -50,23 +68,31 @@ pub struct LmGraph {
     pub mask: bool,
     /// Whether gradients will be taken, see [`Packing::gradients`].
     pub gradients: bool,
+    /// Where the tokens come from.
+    pub token: TokenIo,
+    /// Whether a state `seen [B, n_tokens]` f32 counts the tokens that were not masked. [`Head::Sample`] then has an input
+    /// `repetition_penalty [B]`: logits of tokens seen are divided by it where they are positive, and else multiplied.
+    pub seen: bool,
 }
 
 impl LmGraph {
     /// The options without packed sequences or padding.
     #[must_use]
     pub const fn new(io: Io, head: Head) -> Self {
-        Self { io, head, seq_idx: false, mask: false, gradients: false }
+        Self { io, head, seq_idx: false, mask: false, gradients: false, token: TokenIo::Input, seen: false }
     }
 }
 
 /// The graph of a model: input `ids [batch, len]` u32, outputs as `options.head` says.
 ///
+/// With [`TokenIo::State`] there is no such input, and `len` is 1.
+///
 /// States are called `layers.0.conv_state` and so on, see [`crate::block::graph`]. Batch and length are dynamic axes;
 /// `len` 1 is a decode step.
 ///
 /// # Errors
-/// Every inconsistency of the configuration, sizes that are too large, and a head over the last token of none.
+/// Every inconsistency of the configuration, sizes that are too large, a head over the last token of none, and a token carried as a state
+/// over another length than 1 or by a head that gives none.
 pub fn graph(config: &LmConfig, batch: usize, len: usize, options: LmGraph) -> Result<Graph, BuildErrors> {
     let g = GraphBuilder::new("lm");
     match config.sizes() {
@@ -77,17 +103,46 @@ pub fn graph(config: &LmConfig, batch: usize, len: usize, options: LmGraph) -> R
 }
 
 fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len]: [usize; 2], options: LmGraph) {
-    let ids = g.input_dynamic("ids", DType::U32, [batch, len], &[0, 1]);
+    let ids = match options.token {
+        TokenIo::Input => g.input_dynamic("ids", DType::U32, [batch, len], &[0, 1]),
+        TokenIo::State => g.state_dynamic("token", DType::U32, [batch, 1], &[0]),
+    };
+    if options.token == TokenIo::State && (len != 1 || !matches!(options.head, Head::Next | Head::Sample)) {
+        g.fail(format!("lm: a token carried as a state over a length of {len}"), "use length 1, and Head::Next or Head::Sample");
+        return;
+    }
     let packing = Packing::declare(g, batch, len, options.seq_idx, options.mask).for_gradients(options.gradients);
     let infos = sizes.states();
     let states: Option<Vec<States<'_>>> =
         (0..config.n_layer).map(|layer| States::declare(g, &infos, batch, &names::state_prefix(layer), options.io)).collect();
     let lm = Lm::declare(g, config, sizes);
     let (hidden, states) = lm.hidden(ids, states.as_deref(), packing);
+    let seen = options.seen.then(|| lm.seen(g, ids, packing.mask));
+    let publish_next = |next: Tensor<'_>| {
+        g.output("next", next);
+        if options.token == TokenIo::State {
+            g.update("token", next.reshape([batch, 1]));
+        }
+    };
     match options.head {
         Head::Logits => g.output("logits", lm.logits(hidden)),
         Head::LastLogits => g.output("logits", lm.last_logits(hidden)),
-        Head::Next => g.output("next", lm.next(hidden)),
+        Head::Next => publish_next(lm.next(hidden)),
+        Head::Sample => {
+            let row = |name: &str, sizes: &[usize]| g.input_dynamic(name, DType::F32, sizes, &[0]);
+            let (settings, uniform) = (row("settings", &[batch, N_SETTINGS]), row("uniform", &[batch]));
+            let penalty = seen.map(|seen| (seen, row("repetition_penalty", &[batch])));
+            publish_next(lm.sample(hidden, settings, uniform, penalty));
+        }
+        Head::Pooled => {
+            let state = |name: &str, size: usize| g.state_dynamic(name, DType::F32, [batch, size], &[0]);
+            let (sum, n) = (state("pooled", config.block.d_model()), state("n_pooled", 1));
+            let [embedding, sum, n] = lm.pooled(hidden, packing.mask, [sum, n]);
+            g.output("embedding", embedding);
+            g.update("pooled", sum);
+            g.update("n_pooled", n);
+        }
+        Head::States => {}
         Head::Loss { ignore } => {
             let target = g.input_dynamic("target", DType::I32, [batch, len], &[0, 1]);
             let logits = lm.logits(hidden);
@@ -202,14 +257,83 @@ impl<'g> Lm<'g> {
         self.logits(last.reshape([batch, self.config.block.d_model()]))
     }
 
+    /// Logits of the last token without rows of padding.
+    ///
+    /// Shapes: `hidden [B, L, d_model]` → `[B, n_tokens]`.
+    #[track_caller]
+    fn token_logits(&self, hidden: Tensor<'g>) -> Tensor<'g> {
+        let logits = self.last_logits(hidden);
+        if self.config.vocab_padding == 0 { logits } else { logits.slice_axis(1, 0, self.config.n_tokens()) }
+    }
+
+    /// How often each token was seen so far: the state `seen`, which counts `ids` from here on.
+    ///
+    /// Shapes: `ids [B, L]`, `mask [B, L]` → `[B, n_tokens]`.
+    #[track_caller]
+    fn seen(&self, g: &'g GraphBuilder, ids: Tensor<'g>, mask: Option<Tensor<'g>>) -> Tensor<'g> {
+        let _scope = g.scope("seen");
+        let (batch, len, n_tokens) = (ids.dim(0), ids.dim(1), self.config.n_tokens());
+        let before = g.state_dynamic("seen", DType::F32, [batch, n_tokens], &[0]);
+        // Each sequence has rows of its own in one table.
+        let Ok(stride) = u32::try_from(n_tokens) else { return before };
+        let first = g.iota([batch, 1], 0usize, DType::U32) * g.constant(f64::from(stride), DType::U32, []);
+        let ones = mask.unwrap_or_else(|| g.constant(1.0, DType::F32, [batch, len]));
+        let counts = ones.reshape([batch * len]).scatter_add((ids + first).reshape([batch * len]), batch * n_tokens);
+        let seen = before + counts.reshape([batch, n_tokens]);
+        g.update("seen", seen);
+        seen
+    }
+
+    /// A token drawn after the last one. `penalty` is what was seen so far, and the repetition penalty of each sequence.
+    ///
+    /// Shapes: `hidden [B, L, d_model]`, `settings [B, 4]`, `uniform [B]`, `penalty` of `[B, n_tokens]` and `[B]` → `[B]` u32.
+    ///
+    /// # Source
+    /// Keskar et al. 2019, arXiv 1909.05858, section 4.1, with the multiplication of negative logits as Hugging Face has it.
+    #[track_caller]
+    #[must_use]
+    pub fn sample(
+        &self,
+        hidden: Tensor<'g>,
+        settings: Tensor<'g>,
+        uniform: Tensor<'g>,
+        penalty: Option<(Tensor<'g>, Tensor<'g>)>,
+    ) -> Tensor<'g> {
+        let logits = self.token_logits(hidden);
+        let g = hidden.builder();
+        let _scope = g.scope("sample");
+        let zero = g.constant(0.0, DType::F32, []);
+        let penalized = |(seen, penalty): (Tensor<'g>, Tensor<'g>)| {
+            let penalty = penalty.reshape([penalty.dim(0), 1]);
+            zero.lt(seen).select(zero.lt(logits).select(logits / penalty, logits * penalty), logits)
+        };
+        penalty.map_or(logits, penalized).sample(settings, uniform)
+    }
+
+    /// The mean of the final hidden states, scaled to length 1, with their sum and number so far.
+    ///
+    /// Shapes: `hidden [B, L, d_model]`, `mask [B, L]`, sums before of `[B, d_model]` and `[B, 1]` → `[B, d_model]` and the new sums.
+    #[track_caller]
+    fn pooled(&self, hidden: Tensor<'g>, mask: Option<Tensor<'g>>, [sum, n]: [Tensor<'g>; 2]) -> [Tensor<'g>; 3] {
+        let normed = self.final_norm(hidden);
+        let g = hidden.builder();
+        let _scope = g.scope("pool");
+        let (batch, len) = (hidden.dim(0), hidden.dim(1));
+        let ones = mask.unwrap_or_else(|| g.constant(1.0, DType::F32, [batch, len]));
+        let sum = sum + (normed * ones.reshape([batch, len, 1])).sum([1], false);
+        let n = n + ones.sum([1], true);
+        let mean = sum / n.max(g.constant(1.0, DType::F32, []));
+        // Nothing at all has length zero, and stays so.
+        let length = (mean * mean).sum([1], true).sqrt();
+        [mean / length.max(g.constant(f64::from(f32::MIN_POSITIVE), DType::F32, [])), sum, n]
+    }
+
     /// The likeliest token after the last one, the lowest of equals; rows of padding are no tokens.
     ///
     /// Shapes: `hidden [B, L, d_model]` → `[B]` u32.
     #[track_caller]
     #[must_use]
     pub fn next(&self, hidden: Tensor<'g>) -> Tensor<'g> {
-        let logits = self.last_logits(hidden);
-        let logits = if self.config.vocab_padding == 0 { logits } else { logits.slice_axis(1, 0, self.config.n_tokens()) };
-        logits.argmax(1usize)
+        self.token_logits(hidden).argmax(1usize)
     }
 }

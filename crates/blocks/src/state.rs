@@ -33,8 +33,8 @@ pub struct Packing<'g> {
     pub seq_idx: Option<Tensor<'g>>,
     /// 1 at tokens and 0 at padding before them, `[B, L]` f32.
     ///
-    /// As in Hugging Face: multiplies the input of `in_proj` and the output of the convolution, so that tokens see what they
-    /// would see without the padding, if the projections have no bias. Further, padding leaves a state that was handed in as
+    /// As in Hugging Face, multiplies the input of `in_proj` and the output of the convolution, and where `in_proj` has a bias also the
+    /// input of the convolution, so that tokens see what they would see without the padding. Further, padding leaves a state that was handed in as
     /// it is, except for what concerns the last tokens: the convolution's window, and k and v of Mamba-3, are then those of
     /// the padding.
     pub mask: Option<Tensor<'g>>,

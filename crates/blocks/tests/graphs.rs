@@ -2,7 +2,7 @@
 
 use monopass_blocks::mamba2::{self, BlockGraph};
 use monopass_blocks::mamba3;
-use monopass_blocks::model::{self, Head, LmGraph};
+use monopass_blocks::model::{self, Head, LmGraph, TokenIo};
 use monopass_blocks::{BlockConfig, Io, LmConfig, Mamba2Config, Mamba3Config, NormKind, Taps, block};
 use monopass_ir::{Graph, Op};
 
@@ -186,6 +186,16 @@ fn models_build_with_every_head() {
     );
     assert!(next.nodes().any(|(_, node)| &*node.scope == "layers.1/mixer/in_proj"));
     assert_eq!(output_names(&build(Head::Loss { ignore: -100 }, 4).unwrap()), ["logits", "loss"]);
+    let states = build(Head::States, 4).unwrap();
+    assert!(states.outputs.is_empty() && states.updates.len() == 4);
+    let options = LmGraph { token: TokenIo::State, seen: true, ..LmGraph::new(Io::Stateful, Head::Sample) };
+    let sample = model::graph(&config, 3, 1, options).unwrap();
+    assert_eq!(input_names(&sample), ["settings", "uniform", "repetition_penalty"]);
+    assert_eq!(sample.updates.iter().filter(|update| ["token", "seen"].contains(&update.name.as_str())).count(), 2);
+    for (head, len) in [(Head::Sample, 2), (Head::Logits, 1)] {
+        let error = model::graph(&config, 3, len, LmGraph { head, ..options }).unwrap_err().to_string();
+        assert!(error.contains("a token carried as a state"), "{error}");
+    }
     assert_eq!(next.params().count(), config.parameters().unwrap().len());
     let packed = LmGraph { seq_idx: true, mask: true, ..LmGraph::new(Io::Explicit, Head::LastLogits) };
     let graph = model::graph(&LmConfig { tie_embeddings: true, ..config }, 2, 6, packed).unwrap();

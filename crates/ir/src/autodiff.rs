@@ -40,6 +40,7 @@ pub const fn why_no_gradient(op: &Op) -> Option<&'static str> {
         | Op::And {}
         | Op::Or {}
         | Op::Argmax { .. }
+        | Op::Sample {}
         | Op::Iota { .. } => Some(PIECEWISE_CONSTANT),
         Op::ScanGrad { .. } => Some(SECOND_ORDER),
         Op::Neg {}

@@ -28,6 +28,8 @@ pub enum Class {
     Scan,
     /// The adjoint of such a recurrence.
     ScanAdjoint,
+    /// Chooses one index of each row.
+    Choice,
 }
 
 /// How exactly an executor has to agree with the interpreter; tests take their tolerance from it.
@@ -505,6 +507,20 @@ op_table! {
     /// summed in pieces whose sums are then added in order. An id outside `0..rows` adds to the nearest row on a device, the one
     /// that `gather` reads there, and is an error in the interpreter.
     ScatterAdd scatter_add(updates: Value, ids: Value) { rows: usize } -> (out) Index, Sums;
+    /// A token for each row of logits, drawn from what the row's settings keep of its distribution.
+    ///
+    /// Shapes: `logits [.., V]`, `settings [.., 4]` = (temperature, top_k, top_p, min_p), `uniform [..]` in `[0, 1)`, all f32 →
+    /// `[..]` u32 below V.
+    ///
+    /// Where the temperature is not above zero, the largest logit, the lowest index of equal ones. Else the weights are
+    /// `w = exp((logit - largest) / temperature)`, and of them are kept, one rule after the other: logits not below the `top_k`-th
+    /// largest, where `top_k` is from 1 to V - 1; of those, not below the last of the largest whose weights together reach `top_p` of
+    /// what is left, where `top_p` lies between 0 and 1; of those, weights of at least `min_p`. Equal logits are kept or
+    /// dropped together, and the largest is always kept. The token is the first one in order of the indices
+    /// at which the sum of the kept weights exceeds `uniform` times their total. A row whose largest logit is not finite gives its index.
+    ///
+    /// Source: the order and the meaning of the rules are those of the logits processors of Hugging Face transformers.
+    Sample sample(logits: Value, settings: Value, uniform: Value) {} -> (index) Choice, Sums;
     /// Causal depthwise convolution along the length, with the window carried over.
     ///
     /// Shapes: `x [B, L, C]`, `w [C, K]`, `bias [C]`, `state [B, C, K-1]`, `reset [B, L]` bool → `y [B, L, C]`, `state_out [B, C, K-1]`.

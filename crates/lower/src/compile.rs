@@ -4,7 +4,7 @@ use crate::dump::{DumpSink, NoDump};
 use crate::dynamic::DynamicAxes;
 use crate::emit::LowerCtx;
 use crate::error::LowerError;
-use crate::kernels::{elementwise, matmul, prefix, rows, scan, scan_step, scatter};
+use crate::kernels::{choice, elementwise, matmul, prefix, rows, scan, scan_step, scatter};
 use crate::memory::{self, MemoryOptions};
 use crate::passes::fuse::{self, Cluster, ClusterKind, Forbidden, FuseOptions, Fusion};
 use crate::passes::{canonicalize, expand, fold_norm, prepare, recompute, schedule};
@@ -269,6 +269,7 @@ fn lower_cluster(ctx: &LowerCtx<'_>, cluster: &Cluster, fusion: &Fusion, steps: 
         ClusterKind::Rows(item) => rows::lower(ctx, item, &inline, temps),
         ClusterKind::Cumsum(item) => vec![prefix::lower_cumsum(ctx, item, &inline)],
         ClusterKind::Product(item) => matmul::lower(ctx, item, &inline, temps),
+        ClusterKind::Choice(item) => choice::lower(ctx, item, &inline),
         ClusterKind::Scatter(item) => scatter::lower(ctx, item, &inline, temps),
         ClusterKind::Scan(item) => {
             scan::check_limits(ctx, item)?;

@@ -97,6 +97,7 @@ impl DynamicAxes {
                 let n_id_axes = self.operand(operands, 1).len();
                 std::iter::once(false).chain(x.iter().skip(n_id_axes).copied()).collect()
             }
+            Op::Sample {} => x.split_last().map_or_else(Vec::new, |(_, rows)| rows.to_vec()),
             Op::Conv1d { .. } if result_idx == 1 => vec![at(x, 0), at(x, 2), false],
             Op::Scan { .. } if result_idx == 1 => {
                 let (v, k) = (self.operand(operands, 1), self.operand(operands, 2));

@@ -86,6 +86,7 @@ fn dtype_of(op: &Op, operands: &OperandTypes) -> Result<DType, TypeError> {
         | Op::MatMul { .. }
         | Op::Gather {}
         | Op::ScatterAdd { .. }
+        | Op::Sample {}
         | Op::Conv1d { .. }
         | Op::Scan { .. }
         | Op::ScanGrad { .. } => Err(TypeError::new(format!("{}: not an elementwise op", op.mnemonic()))),
@@ -142,6 +143,7 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
         | Op::MatMul { .. }
         | Op::Gather {}
         | Op::ScatterAdd { .. }
+        | Op::Sample {}
         | Op::Conv1d { .. }
         | Op::Scan { .. }
         | Op::ScanGrad { .. } => Err(not_defined(op, &x)),
@@ -192,6 +194,7 @@ pub(super) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
         | Op::MatMul { .. }
         | Op::Gather {}
         | Op::ScatterAdd { .. }
+        | Op::Sample {}
         | Op::Conv1d { .. }
         | Op::Scan { .. }
         | Op::ScanGrad { .. } => return Vec::new(),

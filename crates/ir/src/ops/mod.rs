@@ -3,6 +3,7 @@
 //! The functions here only hand an op to the family of its class; there every op is named, so that the compiler lists
 //! what is missing.
 
+pub mod choice;
 pub mod conv;
 pub mod elementwise;
 pub mod index;
@@ -87,6 +88,7 @@ fn infer_results(op: &Op, operands: &OperandTypes) -> Result<Vec<TensorType>, Ty
         Class::Conv => conv::infer(op, operands),
         Class::Scan => scan::infer(op, operands),
         Class::ScanAdjoint => scan_grad::infer(op, operands),
+        Class::Choice => choice::infer(op, operands),
     }
 }
 
@@ -107,6 +109,7 @@ pub(crate) fn eval<'a, R: Real>(
         Class::Conv => conv::eval(op, operands),
         Class::Scan => scan::eval(op, operands),
         Class::ScanAdjoint => scan_grad::eval(op, operands),
+        Class::Choice => choice::eval(op, operands, ty).map(one),
     }
 }
 
@@ -121,7 +124,7 @@ pub(crate) fn vjp<'g>(at: &Applied<'_, 'g>) -> Vec<Option<Tensor<'g>>> {
         Class::Index => index::vjp(at),
         Class::Conv => conv::vjp(at),
         Class::Scan => scan::vjp(at),
-        Class::ScanAdjoint => Vec::new(),
+        Class::ScanAdjoint | Class::Choice => Vec::new(),
     }
 }
 

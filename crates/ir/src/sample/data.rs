@@ -4,6 +4,7 @@ use super::rng::Rng;
 use crate::data::{Elements, TensorData};
 use crate::graph::{Graph, NodeId, NodeKind, ValueId};
 use crate::op::Op;
+use crate::ops::choice::N_SETTINGS;
 use crate::types::{DType, TensorType};
 use half::{bf16, f16};
 use indexmap::IndexMap;
@@ -45,6 +46,10 @@ enum Domain {
     Positive,
     /// Seldom true.
     Rare,
+    /// From 0 to below 1, and on no grid.
+    Unit,
+    /// Temperature, top k, top p, min p in turn, for this many tokens.
+    Settings(usize),
 }
 
 impl Domain {
@@ -66,6 +71,11 @@ impl Domain {
                         Self::Below(*rows)
                     }
                 }
+                (Some(Op::Sample {}), _) if is_operand("settings") => {
+                    let logits = graph.operand(node, "logits").and_then(|logits| graph.get_value(logits));
+                    Self::Settings(logits.and_then(|logits| logits.ty.shape.last().copied()).unwrap_or(0))
+                }
+                (Some(Op::Sample {}), _) if is_operand("uniform") => Self::Unit,
                 (Some(Op::Log {} | Op::Sqrt {} | Op::Rsqrt {}), _) => Self::Positive,
                 (Some(Op::Div {}), _) if is_operand("rhs") => Self::Positive,
                 (Some(Op::Scan { .. } | Op::ScanGrad { .. }), _) if is_operand("log_decay") => Self::Negative,
@@ -81,14 +91,19 @@ fn contents(ty: &TensorType, domain: Domain, rng: &mut Rng) -> TensorData {
     let n: usize = ty.shape.iter().product();
     let is_coarse = rng.one_in(4);
     let float = |rng: &mut Rng| {
+        let is_coarse = is_coarse && domain != Domain::Unit;
         let unit = if is_coarse { (rng.unit() * 8.0).floor() / 8.0 } else { rng.unit() };
         match domain {
             Domain::Negative => -unit,
             Domain::Positive => 0.25 + 0.75 * unit,
+            Domain::Unit => 0.999 * unit,
+            // Drawn by place, see `settings`.
+            Domain::Settings(_) => unit,
             Domain::Any | Domain::Below(_) | Domain::Rare => 2.0 * unit - 1.0,
         }
     };
     let elements = match ty.dtype {
+        DType::F32 if let Domain::Settings(n_tokens) = domain => Elements::F32((0..n).map(|i| setting(i, n_tokens, rng)).collect()),
         DType::F32 => Elements::F32((0..n).map(|_| float(rng)).collect()),
         DType::F16 => Elements::F16((0..n).map(|_| f16::from_f32(float(rng))).collect()),
         DType::Bf16 => Elements::Bf16((0..n).map(|_| bf16::from_f32(float(rng))).collect()),
@@ -100,12 +115,24 @@ fn contents(ty: &TensorType, domain: Domain, rng: &mut Rng) -> TensorData {
     TensorData::new(ty.shape.clone(), elements).unwrap_or_else(|_| TensorData::zeros(ty))
 }
 
+/// The setting of a sample at a place: temperature, top k, top p or min p, each off now and then.
+fn setting(place: usize, n_tokens: usize, rng: &mut Rng) -> f32 {
+    let is_off = rng.one_in(3);
+    match place % N_SETTINGS {
+        _ if is_off => 0.0,
+        0 => 0.25 + 1.5 * rng.unit(),
+        1 => f32::from(u16::try_from(rng.below(n_tokens.min(7) + 2)).unwrap_or(0)),
+        2 => rng.unit(),
+        _ => 0.5 * rng.unit(),
+    }
+}
+
 fn int(domain: Domain, lo: i32, rng: &mut Rng) -> i32 {
     let (lo, n) = match domain {
         Domain::Below(n_rows) => (0, n_rows),
         Domain::Positive => (1, 8),
         Domain::Negative => (-8, 9),
-        Domain::Any | Domain::Rare => (lo, 9 + lo.unsigned_abs() as usize),
+        Domain::Any | Domain::Rare | Domain::Unit | Domain::Settings(_) => (lo, 9 + lo.unsigned_abs() as usize),
     };
     lo.saturating_add(i32::try_from(rng.below(n)).unwrap_or(0))
 }

@@ -96,6 +96,13 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
             let n = ids.1.shape.iter().product();
             (ids.0.lo >= 0.0 && ids.0.hi < n_as_f64(*rows)).then(|| updates.0.summed(n))?
         }
+        Op::Sample {} => {
+            // Weights of exact logits differ by rounding alone, which draws another token once in a million runs.
+            let (logits, settings, uniform) = (known(0)?, known(1)?.0, known(2)?.0);
+            let in_domain = settings.lo >= 0.0 && uniform.lo >= 0.0 && uniform.hi < 1.0;
+            let n_tokens = n_as_f64(*logits.1.shape.last()?);
+            (logits.0.is_exact() && settings.is_exact() && uniform.is_exact() && in_domain).then(|| Facts::exact(0.0, n_tokens - 1.0))?
+        }
         Op::Cumsum { axis, .. } => {
             let (x, ty) = known(0)?;
             x.summed(*ty.shape.get(*axis)?)

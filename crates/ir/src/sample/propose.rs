@@ -5,6 +5,8 @@ use crate::op::{Class, OPS, Op, OpInfo};
 use crate::ops;
 use crate::types::{DType, TensorType, broadcast_shapes, n_elems};
 
+/// The largest number below 1 that is drawn.
+const UNIFORM_END: f64 = 0.999;
 const SIZES: [usize; 8] = [1, 2, 3, 3, 4, 5, 6, 7];
 const FLOATS: [DType; 5] = [DType::F32, DType::F32, DType::F32, DType::F16, DType::Bf16];
 const ALL: [DType; 9] = [DType::F32, DType::F32, DType::F32, DType::F32, DType::F16, DType::Bf16, DType::I32, DType::U32, DType::Bool];
@@ -34,6 +36,7 @@ impl Sampler {
             "matmul" => self.matmul(),
             "gather" => self.gather(),
             "scatter_add" => self.scatter_add(),
+            "sample" => self.sample(),
             "conv1d" => self.conv1d(),
             "scan" => self.scan(),
             "scan_grad" => self.scan_grad(),
@@ -246,6 +249,16 @@ impl Sampler {
         let ids_dtype = self.rng.of(&[DType::I32, DType::U32])?;
         let ids = self.source_within(ids_dtype, updates.ty.shape[..n_axes].to_vec(), 0.0, end - 1.0);
         Some((Op::ScatterAdd { rows }, vec![Some(updates), Some(ids)]))
+    }
+
+    fn sample(&mut self) -> Option<Proposal> {
+        let shape = vec![self.size(), self.size()];
+        let exact = |entry: &Entry| entry.ty.dtype == DType::F32 && entry.ty.rank() > 0 && entry.facts.is_exact();
+        let logits = self.entry_or(exact, DType::F32, shape)?;
+        let rows = logits.ty.shape.split_last()?.1.to_vec();
+        let settings = self.source_within(DType::F32, [&rows[..], &[ops::choice::N_SETTINGS]].concat(), 0.0, 9.0);
+        let uniform = self.source_within(DType::F32, rows, 0.0, UNIFORM_END);
+        Some((Op::Sample {}, vec![Some(logits), Some(settings), Some(uniform)]))
     }
 
     fn conv1d(&mut self) -> Option<Proposal> {

@@ -419,6 +419,7 @@ impl KernelBuilder<'_> {
             | Op::Iota { .. }
             | Op::Gather {}
             | Op::ScatterAdd { .. }
+            | Op::Sample {}
             | Op::Conv1d { .. }
             | Op::Sum { .. }
             | Op::Mean { .. }

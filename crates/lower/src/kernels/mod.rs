@@ -1,5 +1,6 @@
 //! Kernel families: from clusters of ops to WGSL. One family a file.
 
+pub mod choice;
 pub mod elementwise;
 pub mod matmul;
 pub mod prefix;

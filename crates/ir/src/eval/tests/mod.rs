@@ -1,6 +1,7 @@
 //! Tests of the interpreter: the loop here, the ops by family, each against hand-written values or naive loops.
 
 mod blocks;
+mod choice;
 mod elementwise;
 mod matmul;
 mod movement;

@@ -8,6 +8,7 @@ use crate::kernels::matmul::Product;
 use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
+use crate::kernels::choice::Choice;
 use crate::kernels::scatter::Scatter;
 use crate::passes::recompute::is_adjoint;
 use indexmap::IndexSet;
@@ -46,6 +47,8 @@ pub enum ClusterKind {
     Scan(ScanItem),
     /// Sums of rows by index.
     Scatter(Scatter),
+    /// A drawn index a row.
+    Choice(Choice),
 }
 
 impl Cluster {
@@ -58,6 +61,7 @@ impl Cluster {
             ClusterKind::Cumsum(sum) => sum.outputs.iter().copied().chain(outputs_of(&sum.extra)).collect(),
             ClusterKind::Product(product) => product.outputs.clone(),
             ClusterKind::Scatter(scatter) => scatter.outputs.clone(),
+            ClusterKind::Choice(choice) => choice.outputs.clone(),
             ClusterKind::Scan(scan) => scan.outputs.iter().copied().chain(scan.stored_state).chain(outputs_of(&scan.extra)).collect(),
         }
     }
@@ -133,6 +137,7 @@ fn anchor_cluster(fuser: &Fuser<'_>, group: Group) -> Option<Cluster> {
                 return None;
             }
         }
+        Class::Choice => ClusterKind::Choice(Choice { value: primary, outputs }),
         Class::Elementwise | Class::Movement | Class::Conv | Class::ScanAdjoint => return None,
     };
     let droppable: Vec<NodeId> = anchor.epilogue.iter().map(|&value| fuser.node_of(value)).collect();
@@ -223,7 +228,7 @@ fn find_host(fuser: &Fuser<'_>, clusters: &[(Group, Cluster)], read: &[IndexSet<
         // The scores read less than the whole scan does.
         ClusterKind::Scan(ref scan) if !is_step_scan(fuser.graph, fuser.node_of(scan.y)) => 0,
         ClusterKind::Rows(_) | ClusterKind::Scan(_) | ClusterKind::Cumsum(_) => 2,
-        ClusterKind::Elementwise(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => 1,
+        ClusterKind::Elementwise(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) | ClusterKind::Choice(_) => 1,
     };
     let shared = |idx: usize| {
         let common = read[idx].iter().filter(|load| wanted.contains(*load)).count();
@@ -289,7 +294,7 @@ fn takes_body(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                     inner == value || cluster.computes.contains(&inner) || !fuser.stored.contains(&inner)
                 })
         }
-        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) | ClusterKind::Choice(_) => false,
     }
 }
 
@@ -322,7 +327,7 @@ fn same_order(fuser: &Fuser<'_>, cluster: &Cluster, value: ValueId) -> bool {
                 && !reads_any(fuser, value, &cluster.own_roots())
                 && outputs_of(cluster.bodies()).all(|out| !reads_any(fuser, value, &[out]) || fuser.n_elems(out) == n)
         }
-        ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) | ClusterKind::Choice(_) => false,
     }
 }
 
@@ -335,7 +340,7 @@ fn join(graph: &Graph, cluster: &mut Cluster, value: ValueId, reads_host: bool) 
         ClusterKind::Cumsum(sum) => join_bodies(graph, &mut sum.extra, value),
         ClusterKind::Rows(rows) if reads_host => rows.outputs.push(value),
         ClusterKind::Rows(rows) => join_bodies(graph, &mut rows.extra, value),
-        ClusterKind::Product(_) | ClusterKind::Scatter(_) => {}
+        ClusterKind::Product(_) | ClusterKind::Scatter(_) | ClusterKind::Choice(_) => {}
     }
 }
 
@@ -394,7 +399,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => &rows.extra,
             ClusterKind::Cumsum(sum) => &sum.extra,
             ClusterKind::Scan(scan) => &scan.extra,
-            ClusterKind::Product(_) | ClusterKind::Scatter(_) => &[],
+            ClusterKind::Product(_) | ClusterKind::Scatter(_) | ClusterKind::Choice(_) => &[],
         }
     }
 
@@ -418,6 +423,7 @@ impl Cluster {
             ClusterKind::Rows(rows) => roots.extend(&rows.reductions),
             ClusterKind::Cumsum(sum) => roots.push(sum.value),
             ClusterKind::Scatter(scatter) => roots.push(scatter.value),
+            ClusterKind::Choice(choice) => roots.push(choice.value),
             ClusterKind::Elementwise(_) => {}
         }
         roots
@@ -528,6 +534,7 @@ pub fn describe(graph: &Graph, fusion: &Fusion) -> String {
             ClusterKind::Product(_) => "product",
             ClusterKind::Scan(_) => "scan",
             ClusterKind::Scatter(_) => "scatter",
+            ClusterKind::Choice(_) => "sample",
         };
         let list = |values: &[ValueId]| values.iter().map(|&value| format!("%{}", numbering.of(value))).collect::<Vec<_>>().join(" ");
         let inline = inline_values(graph, cluster, fusion).into_iter().filter(|value| !cluster.roots().contains(value)).collect::<Vec<_>>();

@@ -1,6 +1,7 @@
 //! Which values are stored: everything that others must find in memory, and heavy work that would be repeated.
 
 use super::{Fuser, is_half, is_heavy, is_inline_op, is_step_scan, is_view};
+use crate::kernels::choice;
 use indexmap::{IndexMap, IndexSet};
 use monopass_ir::graph::NodeKind;
 use monopass_ir::op::Class;
@@ -260,6 +261,7 @@ fn asked_by(fuser: &Fuser<'_>, asked: &SecondaryMap<ValueId, Asked>, value: Valu
         Class::Conv if place == 0 => Asked::anchor(n.saturating_mul(node.operands[1].map_or(1, |w| graph.ty(w).shape[1]) as u64)),
         Class::Conv | Class::Reduction | Class::Prefix | Class::ScanAdjoint => Asked::anchor(n),
         Class::Elementwise => by_results(),
+        Class::Choice => Asked::anchor(n.saturating_mul(choice::PASSES)),
         // Each workgroup looks through all ids.
         Class::Index if matches!(op, Op::ScatterAdd { .. }) => Asked::anchor(if place == 1 { n.saturating_mul(TILE) } else { n }),
         Class::Movement | Class::Index if matches!(op, Op::Reshape { .. }) => by_results(),

@@ -113,7 +113,7 @@ fn keeps_tokens(op: &Op) -> bool {
                 || matches!(op, Op::Concat { axis } if *axis < 2);
             !moves
         }
-        Class::Prefix | Class::Contraction | Class::Conv | Class::Scan | Class::ScanAdjoint | Class::Index => false,
+        Class::Prefix | Class::Contraction | Class::Conv | Class::Scan | Class::ScanAdjoint | Class::Choice | Class::Index => false,
     }
 }
 

@@ -64,7 +64,12 @@ fn claim_in_place(fuser: &Fuser<'_>, cluster: &mut Cluster, state: ValueId, upda
             }
             is_free
         }
-        ClusterKind::Scan(_) | ClusterKind::Rows(_) | ClusterKind::Cumsum(_) | ClusterKind::Product(_) | ClusterKind::Scatter(_) => false,
+        ClusterKind::Scan(_)
+        | ClusterKind::Rows(_)
+        | ClusterKind::Cumsum(_)
+        | ClusterKind::Product(_)
+        | ClusterKind::Scatter(_)
+        | ClusterKind::Choice(_) => false,
     }
 }
 

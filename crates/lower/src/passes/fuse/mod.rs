@@ -246,7 +246,7 @@ pub fn is_inline_op(op: &Op) -> bool {
     match op.class() {
         Class::Elementwise | Class::Movement | Class::Conv => true,
         Class::Index => !matches!(op, Op::ScatterAdd { .. }),
-        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan | Class::ScanAdjoint => false,
+        Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan | Class::ScanAdjoint | Class::Choice => false,
     }
 }
 
@@ -261,7 +261,7 @@ fn is_heavy(op: &Op) -> bool {
     match op.class() {
         Class::Elementwise => op.accuracy() != Accuracy::Exact && !matches!(op, Op::Add {} | Op::Sub {} | Op::Mul {}),
         Class::Index | Class::Conv => true,
-        Class::Movement | Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan | Class::ScanAdjoint => false,
+        Class::Movement | Class::Reduction | Class::Prefix | Class::Contraction | Class::Scan | Class::ScanAdjoint | Class::Choice => false,
     }
 }
 
