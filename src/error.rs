@@ -110,6 +110,24 @@ pub enum Error {
         /// Name of the output.
         name: &'static str,
     },
+    /// A setting by which tokens are chosen is outside of its range. The caller's fault.
+    #[error(transparent)]
+    Sampling(#[from] crate::generate::SamplingError),
+    /// A saved sequence cannot be continued.
+    #[error(transparent)]
+    SavedSequence(#[from] crate::generate::StateError),
+    /// Every place of a batch is taken. The caller's fault.
+    #[error("all {n} slots are taken\n  help: let a sequence leave first, or make more slots")]
+    NoSlot {
+        /// Slots that there are.
+        n: usize,
+    },
+    /// A sequence with a repetition penalty among slots that count no tokens. The caller's fault.
+    #[error("the slots count no tokens, and the sequence has a repetition penalty of {penalty}\n  help: make the slots with `penalty`")]
+    NoPenalty {
+        /// The penalty.
+        penalty: f32,
+    },
     /// A model's graph did not give what it should. Our fault.
     #[error("the graph of the model gave no next token; this is a defect, please report it")]
     NoToken,

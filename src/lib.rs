@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (text from a model), [`train`] (a model in training), [`hooks`] (looking inside a run),
+//! In reading order: [`engine`] (one executor over graphics card and interpreter), [`generate`] (tokens from a model), [`text`] (tokens as text), [`train`] (a model in training), [`hooks`] (looking inside a run),
 //! [`snapshot`] (stable texts of a graph for tests), `fs` (checkpoints in directories, on native targets), [`error`].
 //! The layers below are [`ir`] (graphs), [`lower`] (plans), [`runtime`] (devices) and [`blocks`] (Mamba-2, Mamba-3).
 //!
@@ -41,6 +41,9 @@ pub mod fs;
 pub mod generate;
 pub mod hooks;
 pub mod snapshot;
+pub mod text;
+#[cfg(all(feature = "tokenizers", not(target_arch = "wasm32")))]
+pub mod tokenizer;
 pub mod train;
 
 pub use blocks::{BlockConfig, LmConfig, Mamba2Config, Mamba3Config};

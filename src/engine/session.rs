@@ -64,8 +64,23 @@ impl Session {
         match self {
             Self::Gpu(session) => session.write(name, data)?,
             Self::Cpu(states) => {
-                check_type(states, name, data)?;
+                check_type(states, name, &data.ty())?;
                 states.insert(name.to_owned(), data.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a state of zeros if it is not there.
+    ///
+    /// # Errors
+    /// A state that is there with another type; no memory left.
+    pub fn make(&mut self, name: &str, ty: &TensorType) -> Result<(), Error> {
+        match self {
+            Self::Gpu(session) => session.make(name, ty)?,
+            Self::Cpu(states) if states.contains_key(name) => check_type(states, name, ty)?,
+            Self::Cpu(states) => {
+                states.insert(name.to_owned(), TensorData::zeros(ty));
             }
         }
         Ok(())
@@ -102,7 +117,7 @@ impl Session {
         match (self, other) {
             (Self::Gpu(session), Self::Gpu(other)) => session.copy_from(other)?,
             (Self::Cpu(states), Self::Cpu(other)) => {
-                other.iter().try_for_each(|(name, data)| check_type(states, name, data))?;
+                other.iter().try_for_each(|(name, data)| check_type(states, name, &data.ty()))?;
                 states.values_mut().for_each(clear);
                 states.extend(other.iter().map(|(name, data)| (name.clone(), data.clone())));
             }
@@ -170,11 +185,11 @@ fn clear(state: &mut TensorData) {
     *state = TensorData::zeros(&state.ty());
 }
 
-fn check_type(states: &Tensors, name: &str, data: &TensorData) -> Result<(), Error> {
+fn check_type(states: &Tensors, name: &str, wanted: &TensorType) -> Result<(), Error> {
     match states.get(name).map(TensorData::ty) {
-        Some(ty) if ty != data.ty() => Err(Error::State {
+        Some(ty) if ty != *wanted => Err(Error::State {
             name: name.to_owned(),
-            problem: format!("is {ty} in this session and {} here", data.ty()),
+            problem: format!("is {ty} in this session and {wanted} here"),
             help: "use a session of its own for a graph with other states",
         }),
         _ => Ok(()),

@@ -1,8 +1,7 @@
 //! Training: a model on an executor, one submit a step, and what stands around it.
 //!
 //! In reading order: [`Trainer`] (a model in training), [`data`] (text in batches), [`ngram`] (what a model has to be better than), [`hash`], and on
-//! native targets `store` (a run that survives interruptions), `curve` (its log and picture) and, with the feature of that name,
-//! `tokenizer` (text in tokens of a vocabulary).
+//! native targets `store` (a run that survives interruptions) and `curve` (its log and picture).
 
 #[cfg(not(target_arch = "wasm32"))]
 pub mod curve;
@@ -13,8 +12,6 @@ pub mod ngram;
 mod pixels;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod store;
-#[cfg(all(feature = "tokenizers", not(target_arch = "wasm32")))]
-pub mod tokenizer;
 mod trainer;
 
 pub use trainer::{Batch, Evaluation, PendingStep, StepOutcome, Trainer, TrainerOptions};

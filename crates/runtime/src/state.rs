@@ -92,6 +92,14 @@ impl Session {
         gpu.scoped_now(site, || gpu.write(&mut tally, content, 0, &encode(data)))
     }
 
+    /// Makes a state of zeros if it is not there.
+    ///
+    /// # Errors
+    /// [`RuntimeError::WrongState`] if it is there with another type; [`RuntimeError::Limit`]; [`RuntimeError::OutOfMemory`].
+    pub fn make(&mut self, name: &str, ty: &TensorType) -> Result<(), RuntimeError> {
+        self.ensure(&mut Counters::default(), name, ty, 1).map(drop)
+    }
+
     /// Sets all states to zero, on the device.
     ///
     /// # Errors

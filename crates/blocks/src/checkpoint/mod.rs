@@ -31,7 +31,7 @@ pub use open::{Opened, ParamEntry, open};
 pub use own_config::settings_of;
 pub use predecessor::load_predecessor;
 pub use save::{SaveLayout, SaveOptions, save, save_with};
-pub use write::write_tensors;
+pub use write::{read_metadata, write_tensors};
 
 use crate::config::LmConfig;
 use crate::mamba3::AAct;

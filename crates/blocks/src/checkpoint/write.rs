@@ -25,6 +25,13 @@ pub fn write_tensors(
     safetensors::serialize(views, metadata).map_err(corrupt)
 }
 
+/// The text under `key` in the header of a safetensors file, if there is one; `None` too where the bytes are no such file.
+#[must_use]
+pub fn read_metadata(bytes: &[u8], key: &str) -> Option<String> {
+    let (_, header) = safetensors::SafeTensors::read_metadata(bytes).ok()?;
+    header.metadata().as_ref()?.get(key).cloned()
+}
+
 /// The format's element type, and the elements in little-endian order.
 fn encoded(elements: &Elements) -> (Dtype, Vec<u8>) {
     match elements {
@@ -59,6 +66,8 @@ mod tests {
         assert_eq!(bytes, write_tensors("x", &tensors, Some(("step", "3"))).unwrap());
         let read = read_tensors("x", &bytes).unwrap();
         assert_eq!(read.len(), tensors.len());
+        assert_eq!(read_metadata(&bytes, "step").as_deref(), Some("3"));
+        assert_eq!((read_metadata(&bytes, "x"), read_metadata(&bytes[..9], "step")), (None, None));
         for (name, tensor) in &tensors {
             assert_eq!(&read[name], tensor, "{name}");
         }

@@ -18,7 +18,7 @@ use monopass::blocks::checkpoint::Storage;
 use monopass::train::data::{Batches, Corpus, Order, Position, held_out_batches};
 use monopass::train::ngram::ByteModel;
 use monopass::train::store::Store;
-use monopass::train::tokenizer::{Encoded, Tokenizer};
+use monopass::tokenizer::{Encoded, Tokenizer};
 use monopass::train::{Batch, Evaluation, PendingStep, StepOutcome, Trainer};
 use pollster::block_on;
 use progress::Log;

@@ -1,0 +1,158 @@
+//! Sequences on disk: a file of tensors with the states and the tokens, and a description in its header.
+
+use super::{Generator, Sampling, Sequence};
+use crate::error::Error;
+use monopass_blocks::cases::read_tensors;
+use monopass_blocks::checkpoint::{read_metadata, write_tensors};
+use monopass_ir::{Elements, TensorData};
+use serde::{Deserialize, Serialize};
+
+/// Form of the file.
+const FORMAT_VERSION: u32 = 1;
+/// Where the description stands in the header.
+const KEY: &str = "monopass.sequence";
+/// The tensor of tokens.
+const TOKENS: &str = "tokens";
+
+/// A file that is no sequence of this model.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The bytes are no saved sequence, or not all of one.
+    #[error("{file}: not a saved sequence: {problem}\n  help: give a file that was saved from a sequence; it may have been cut off or changed")]
+    File {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Another form.
+    #[error("{file}: saved in format version {found}, and this build reads version {FORMAT_VERSION}\n  help: use the build that saved it")]
+    Version {
+        /// The file.
+        file: String,
+        /// Its version.
+        found: u32,
+    },
+    /// Another model, or the same one with its weights stored otherwise.
+    #[error(
+        "{file}: saved from a model with the fingerprint {saved}, and this one has {model}\n  \
+         help: load the model that it was saved from, with its weights stored in the same type"
+    )]
+    OtherModel {
+        /// The file.
+        file: String,
+        /// Fingerprint of the model that it was saved from.
+        saved: String,
+        /// Fingerprint of this model.
+        model: String,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Description {
+    format_version: u32,
+    fingerprint: String,
+    n_consumed: usize,
+    drawn: Option<u32>,
+    sampling: Settings,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Settings {
+    repetition_penalty: f32,
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    seed: u64,
+}
+
+impl Generator {
+    /// A sequence as the bytes of a safetensors file: its states, its tokens, how its next ones are chosen, and the fingerprint of the
+    /// model.
+    ///
+    /// # Errors
+    /// What a read-back can meet.
+    pub async fn save(&self, sequence: &Sequence) -> Result<Vec<u8>, Error> {
+        let mut tensors = indexmap::IndexMap::new();
+        let mut n_consumed = sequence.n_consumed;
+        for (name, _) in self.state_types(1)? {
+            if n_consumed > 0 && sequence.session.ty(&name).is_some() {
+                tensors.insert(name.clone(), sequence.session.read(&name).await?);
+            }
+        }
+        if tensors.is_empty() {
+            n_consumed = 0;
+        }
+        let tokens = TensorData::new([sequence.tokens.len()], Elements::U32(sequence.tokens.clone())).map_err(|_| Error::NoToken)?;
+        tensors.insert(TOKENS.to_owned(), tokens);
+        let Sampling { repetition_penalty, temperature, top_k, top_p, min_p, seed } = sequence.sampling;
+        let description = Description {
+            format_version: FORMAT_VERSION,
+            fingerprint: hex(self.fingerprint),
+            n_consumed,
+            drawn: sequence.known_next(),
+            sampling: Settings { repetition_penalty, temperature, top_k, top_p, min_p, seed },
+        };
+        let text = serde_json::to_string(&description).map_err(|_| Error::NoToken)?;
+        Ok(write_tensors("the sequence", &tensors, Some((KEY, &text)))?)
+    }
+
+    /// The sequence in the bytes of a file that [`save`](Self::save) made; `file` is its name for messages. It goes on exactly as it
+    /// would have.
+    ///
+    /// # Errors
+    /// [`StateError`]: a file that is none, is not whole, has another version, or is of another model; no memory left on the device.
+    pub fn restore(&self, file: &str, bytes: &[u8]) -> Result<Sequence, Error> {
+        let wrong = |problem: String| StateError::File { file: file.to_owned(), problem };
+        let text = read_metadata(bytes, KEY).ok_or_else(|| wrong("it has no description of one".to_owned()))?;
+        let version: serde_json::Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let version = version.get("format_version").and_then(serde_json::Value::as_u64).and_then(|found| u32::try_from(found).ok());
+        let found = version.ok_or_else(|| wrong("its description names no version".to_owned()))?;
+        if found != FORMAT_VERSION {
+            return Err(StateError::Version { file: file.to_owned(), found }.into());
+        }
+        let description: Description = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let model = hex(self.fingerprint);
+        if description.fingerprint != model {
+            return Err(StateError::OtherModel { file: file.to_owned(), saved: description.fingerprint, model }.into());
+        }
+        let mut tensors = read_tensors(file, bytes).map_err(|error| wrong(first_line(&error.to_string())))?;
+        let Settings { repetition_penalty, temperature, top_k, top_p, min_p, seed } = description.sampling;
+        let sampling = Sampling { repetition_penalty, temperature, top_k, top_p, min_p, seed };
+        sampling.check().map_err(|error| wrong(first_line(&error.to_string())))?;
+        let tokens = tensors.shift_remove(TOKENS).ok_or_else(|| wrong("it has no tokens".to_owned()))?;
+        let tokens = tokens.as_u32().filter(|_| tokens.shape().len() == 1).ok_or_else(|| wrong("its tokens are no list".to_owned()))?;
+        self.check_tokens(tokens, 0).map_err(|error| wrong(first_line(&error.to_string())))?;
+        let (n_consumed, n_tokens) = (description.n_consumed, tokens.len());
+        if n_consumed > n_tokens || description.drawn.is_some_and(|next| n_consumed < n_tokens || self.check_tokens(&[next], 0).is_err()) {
+            return Err(wrong(format!("its states have {n_consumed} of {n_tokens} tokens")).into());
+        }
+        let types = if n_consumed > 0 { self.state_types(1)? } else { Vec::new() };
+        for (name, ty) in &types {
+            match tensors.get(name).map(TensorData::ty) {
+                Some(found) if found == *ty => {}
+                Some(found) => return Err(wrong(format!("state {name:?} is {found}, and this model's is {ty}")).into()),
+                None => return Err(wrong(format!("state {name:?} is missing")).into()),
+            }
+        }
+        if let Some(name) = tensors.keys().find(|name| !types.iter().any(|(known, _)| known == *name)) {
+            return Err(wrong(format!("the model has no state {name:?}")).into());
+        }
+        let mut sequence = self.sequence(sampling)?;
+        for (name, state) in &tensors {
+            sequence.session.write(name, state)?;
+        }
+        sequence.tokens = tokens.to_vec();
+        (sequence.n_consumed, sequence.drawn) = (n_consumed, description.drawn.map(|next| (next, sampling)));
+        Ok(sequence)
+    }
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:016x}")
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
