@@ -4,6 +4,7 @@
 
 use monopass::engine::{EngineOptions, ExecutorChoice, blocking};
 use monopass::fs::DirFiles;
+use monopass::generate::Sampling;
 use monopass::{Generator, blocks::checkpoint};
 use std::ops::ControlFlow;
 
@@ -16,7 +17,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt: Vec<u32> = "The ".bytes().map(u32::from).collect();
     let generated = pollster::block_on(async {
         let mut generator = Generator::new(&engine, model.config, model.params).await?;
-        generator.generate(&prompt, 64, async |_token| ControlFlow::Continue(())).await
+        let mut text = generator.sequence(Sampling { temperature: 0.7, seed: 3, ..Sampling::default() })?;
+        text.push(&prompt);
+        generator.generate(&mut text, 64, async |_token| ControlFlow::Continue(())).await
     })?;
     let bytes: Vec<u8> = generated.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
     println!("{:?}", String::from_utf8_lossy(&bytes));

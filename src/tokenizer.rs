@@ -17,6 +17,28 @@ pub enum TokenizerError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
+    /// Tokens cannot be put together.
+    #[error("{file}: the tokenizer cannot put the tokens together\n  help: use the tokenizer of this model")]
+    Decode {
+        /// The tokenizer's file.
+        file: String,
+        /// What the library says.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The model lacks tokens.
+    #[error(
+        "{file}: the tokenizer has tokens up to {last}, and the model those below {vocab_size}\n  \
+         help: put the tokenizer.json of this model beside it"
+    )]
+    Vocabulary {
+        /// The tokenizer's file.
+        file: String,
+        /// Largest number of a token.
+        last: usize,
+        /// Tokens that the model has.
+        vocab_size: usize,
+    },
     /// A text cannot be taken apart.
     #[error(
         "{file}: the tokenizer cannot take the text apart\n  help: give a tokenizer with a token for what is unknown, or train on bytes"
@@ -29,6 +51,9 @@ pub enum TokenizerError {
         source: Box<dyn Error + Send + Sync>,
     },
 }
+
+/// Usual names of the token that ends a text.
+const END_NAMES: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
 /// A vocabulary and how a text is taken apart into it.
 #[derive(Clone, Debug)]
@@ -66,6 +91,37 @@ impl Tokenizer {
         self.inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
     }
 
+    /// Whether a model with tokens below `vocab_size` has all tokens of this vocabulary.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Vocabulary`].
+    pub fn check_model(&self, vocab_size: usize) -> Result<(), TokenizerError> {
+        match self.vocab_size() {
+            n if n > vocab_size => Err(TokenizerError::Vocabulary { file: self.file.clone(), last: n - 1, vocab_size }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tokens that end a text by their usual names, for models that do not say which do.
+    #[must_use]
+    pub fn end_tokens(&self) -> Vec<u32> {
+        END_NAMES.iter().filter_map(|name| self.inner.token_to_id(name)).collect()
+    }
+
+    /// Text of tokens as they come.
+    #[must_use]
+    pub const fn stream(&self) -> TokenStream<'_> {
+        TokenStream { tokenizer: self, tokens: Vec::new(), n_told: 0 }
+    }
+
+    /// The text of tokens, without special ones such as those that mark ends.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        self.inner.decode(tokens, true).map_err(|source| TokenizerError::Decode { file: self.file.clone(), source })
+    }
+
     /// The whole text, without tokens that mark its ends.
     ///
     /// # Errors
@@ -83,6 +139,50 @@ impl Tokenizer {
             *last += text.len().saturating_sub(done);
         }
         Ok(Encoded { tokens: encoding.get_ids().to_vec(), n_bytes })
+    }
+}
+
+/// Tokens as text: what they say comes out as soon as its characters are whole.
+#[derive(Clone, Debug)]
+pub struct TokenStream<'t> {
+    tokenizer: &'t Tokenizer,
+    /// Those that were told last, as others are written after them as they are not at a beginning, and those that were not told yet.
+    tokens: Vec<u32>,
+    n_told: usize,
+}
+
+impl TokenStream<'_> {
+    /// The text that a further token completes; empty within a character.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn push(&mut self, token: u32) -> Result<String, TokenizerError> {
+        self.tokens.push(token);
+        let text = self.rest()?;
+        if text.is_empty() || text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        self.tokens.drain(..self.n_told);
+        self.n_told = self.tokens.len();
+        Ok(text)
+    }
+
+    /// What is left at the end, with U+FFFD for part of a character.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn finish(&mut self) -> Result<String, TokenizerError> {
+        let text = self.rest()?;
+        self.tokens.clear();
+        self.n_told = 0;
+        Ok(text)
+    }
+
+    /// The text of tokens that were not told yet.
+    fn rest(&self) -> Result<String, TokenizerError> {
+        let told = self.tokenizer.decode(&self.tokens[..self.n_told])?;
+        let all = self.tokenizer.decode(&self.tokens)?;
+        Ok(all.get(told.len()..).unwrap_or_default().to_owned())
     }
 }
 
@@ -130,6 +230,34 @@ mod tests {
         // "the" without the space before it and the last space, and what stands before the last tokens.
         assert_eq!((corpus.held_out_bytes(), corpus.training_bytes()), (17, 59));
         assert_eq!(Corpus::of_tokens(tokens, &n_bytes, 1, 0.25), Err(DataError::UnknownToken { token: 1, vocab_size: 1 }));
+    }
+
+    #[test]
+    fn tokens_come_out_as_whole_characters() {
+        // Bytes of "é" and "€" as the letters that stand for them, and a token with a space before it.
+        let bytes = r#"{"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "added_tokens": [{"id": 7, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": {"t": 0, "Ġt": 1, "Ã": 2, "©": 3, "â": 4, "Ĥ": 5, "¬": 6}, "merges": []}}"#;
+        let tokenizer = Tokenizer::from_json("b", bytes.as_bytes()).unwrap();
+        let mut stream = tokenizer.stream();
+        let parts: Vec<String> = [0, 1, 2, 3, 7, 4, 5, 6, 1, 2].into_iter().map(|token| stream.push(token).unwrap()).collect();
+        assert_eq!(parts, ["t", " t", "", "é", "", "", "", "€", " t", ""]);
+        assert_eq!((stream.finish().unwrap().as_str(), stream.finish().unwrap().as_str()), ("\u{fffd}", ""));
+        assert_eq!(tokenizer.end_tokens(), [7]);
+        assert!(tokenizer.check_model(8).is_ok());
+        let error = tokenizer.check_model(7).unwrap_err().to_string();
+        assert!(error.starts_with("b: the tokenizer has tokens up to 7, and the model those below 7\n  help: "), "{error}");
+        // Pieces of words, whose first space is that of the text's beginning.
+        let words = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "model": {"type": "WordLevel", "vocab": {"▁the": 0, "▁cat": 1, "s": 2}, "unk_token": "s"}}"#;
+        let words = Tokenizer::from_json("w", words.as_bytes()).unwrap();
+        let mut stream = words.stream();
+        let parts: Vec<String> = [0, 1, 2, 1].into_iter().map(|token| stream.push(token).unwrap()).collect();
+        assert_eq!(parts, ["the", " cat", "s", " cat"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use monopass::blocks::checkpoint;
 use monopass::blocks::train::{AdamW, Phase, TrainStep, eval_graph};
 use monopass::fs::DirFiles;
+use monopass::generate::Sampling;
 use monopass::ir::eval::Interpreter;
 use monopass::ir::{Elements, TensorData};
 use monopass::{Engine, Generator, Tensors};
@@ -76,7 +77,9 @@ fn what_they_write_is_made_of_words() -> Outcome {
         let prompt: Vec<u32> = "The ".bytes().map(u32::from).collect();
         let generated = pollster::block_on(async {
             let mut generator = Generator::new(&Engine::cpu(), model.config, model.params).await?;
-            generator.generate(&prompt, 120, async |_| ControlFlow::Continue(())).await
+            let mut text = generator.sequence(Sampling::default())?;
+            text.push(&prompt);
+            generator.generate(&mut text, 120, async |_| ControlFlow::Continue(())).await
         })?;
         let bytes: Vec<u8> = generated.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
         let text = String::from_utf8(bytes)?;

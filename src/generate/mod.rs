@@ -23,6 +23,7 @@ pub use state::StateError;
 
 use crate::engine::{Engine, LoadOptions, Params, Program, Session};
 use crate::error::Error;
+use crate::hooks::{Culprit, trace_non_finite};
 use fingerprint::Fingerprint;
 use indexmap::IndexMap;
 use monopass_blocks::checkpoint::Opened;
@@ -115,17 +116,19 @@ impl Generator {
         Self::of(engine, config, params, fingerprint.number(), options).await
     }
 
-    /// The generator of a checkpoint, each weight stored as [`Opened::params`] says. Weights go to the device one by one.
+    /// The generator of a checkpoint, each weight stored as [`Opened::params`] says. Weights go to the device one by one, once all are known
+    /// to be finite.
     ///
     /// # Errors
     /// What a checkpoint's tensors can meet, an element that is not finite among them; no memory left; a lost device.
     pub async fn load(engine: &Engine, checkpoint: &Opened<'_>, options: &GeneratorOptions<'_>) -> Result<Self, Error> {
+        checkpoint.check_finite()?;
         let config = checkpoint.config().clone();
         let mut fingerprint = Fingerprint::of(&config);
         let mut uploader = engine.uploader();
         let mut n_bytes = 0;
         for param in checkpoint.params() {
-            let tensor = checkpoint.finite_tensor(&param.name)?;
+            let tensor = checkpoint.tensor(&param.name)?;
             fingerprint.add(&param.name, &tensor);
             n_bytes += tensor.size_bytes();
             uploader.put(&param.name, tensor).await?;
@@ -219,12 +222,39 @@ impl Generator {
         self.programs.get(&Shape::Step { batch: 1, penalty: sampling.penalizes() })
     }
 
+    /// Bytes of intermediates of all programs that are kept ready.
+    #[must_use]
+    pub fn slots_bytes(&self) -> u64 {
+        let slots = |program: &Program| program.plan().map_or(0, |plan| plan.totals().slots_bytes);
+        self.programs.values().map(slots).sum()
+    }
+
     /// The graph of the decode step of one sequence, as [`step`](Self::step) runs it.
     ///
     /// # Errors
     /// A configuration that does not fit together.
     pub fn step_graph(&self, sampling: &Sampling) -> Result<Graph, Error> {
         Ok(model::graph(&self.config, 1, 1, step_graph(sampling.penalizes()))?)
+    }
+
+    /// The first value that is not finite when these tokens go through the model from its initial states, chunk by chunk; slow.
+    ///
+    /// # Errors
+    /// [`Error::UnknownToken`]; what a run can meet.
+    pub async fn trace_non_finite(&mut self, tokens: &[u32]) -> Result<Option<Culprit>, Error> {
+        self.check_tokens(tokens, 0)?;
+        let mut session = self.session(1)?;
+        for chunk in tokens.chunks(self.chunk_len) {
+            let graph = model::graph(&self.config, 1, chunk.len(), LmGraph::new(Io::Stateful, Head::LastLogits))?;
+            let ids = decode::u32s([1, chunk.len()], chunk.to_vec())?;
+            let inputs = [("ids", &ids)];
+            if let Some(culprit) = trace_non_finite(&self.engine, &graph, &self.params, &session, &inputs).await? {
+                return Ok(Some(culprit));
+            }
+            let program = self.program(Shape::Prompt { batch: 1, len: chunk.len(), mask: false }).await?;
+            program.run(&mut session, &inputs).await?;
+        }
+        Ok(None)
     }
 
     /// A fresh session of `batch` sequences.

@@ -1,6 +1,6 @@
 //! Checkpoints mapped into memory, so that a large one is not read twice.
 
-use crate::report::io_failure;
+use crate::report::{Failure, io_failure};
 use miette::Result;
 use monopass::blocks::checkpoint::{Bytes, CONFIG_FILE, Files, ReadError};
 use monopass::fs::DirFiles;
@@ -19,6 +19,15 @@ impl MappedFiles {
                 .help(format!("give the directory that holds {CONFIG_FILE}, or the .safetensors or .bin file beside it, or a .gguf file"))
         })?;
         Ok(Self(files))
+    }
+
+    /// The file of this name, if there is one.
+    pub(crate) fn get(&self, name: &str) -> Result<Option<Bytes<'_>>> {
+        let path = self.0.locate(name);
+        self.read(name).map_err(|error| {
+            let path = path.map_or_else(|| name.to_owned(), |path| path.display().to_string());
+            Failure::new(format!("{path}: {error}")).into()
+        })
     }
 
     /// Whether there is a file of this name.

@@ -12,9 +12,12 @@ mod dump;
 mod engine;
 mod files;
 mod input;
+mod interrupt;
 mod memory;
+mod model;
 mod output;
 mod report;
+mod vocabulary;
 
 use clap::Parser;
 use commands::Command;

@@ -70,6 +70,13 @@ pub(crate) fn bar(message: &str, n_total: u64) -> ProgressBar {
     ProgressBar::new(n_total).with_style(style).with_message(message.to_owned())
 }
 
+/// A bar of bytes, on a terminal only.
+pub(crate) fn bytes_bar(message: &str, n_total: u64) -> ProgressBar {
+    let template = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(n_total).with_style(style).with_message(message.to_owned())
+}
+
 /// Shows how many kernels the driver compiled.
 pub(crate) fn kernels_bar() -> (ProgressBar, impl Fn(BuildProgress) + Sync) {
     let progress = bar("compiling kernels", 0);

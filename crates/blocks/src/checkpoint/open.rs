@@ -120,18 +120,13 @@ impl Opened<'_> {
     pub fn check_finite(&self) -> Result<(), CheckpointError> {
         for name in self.params.keys() {
             let (_, stored) = self.find(name)?;
-            finite(name, self.source.tensor(stored)?)?;
+            let tensor = self.source.tensor(stored)?;
+            if let Some(index) = tensor.first_not_finite() {
+                let value = tensor.into_f32().to_f32_vec().get(index).copied().unwrap_or(f32::NAN);
+                return Err(CheckpointError::NotFinite { name: name.clone(), index, value });
+            }
         }
         Ok(())
-    }
-
-    /// [`Self::tensor`], whose elements are all finite numbers in the file: one that is not would make every result none.
-    ///
-    /// # Errors
-    /// [`CheckpointError::NotFinite`] names the first element that is not, and as for [`Self::tensor`].
-    pub fn finite_tensor(&self, name: &str) -> Result<StoredTensor, CheckpointError> {
-        let (entry, stored) = self.find(name)?;
-        finite(name, self.source.tensor(stored)?)?.into_storage(entry.storage).map_err(|problem| stored.storage_error(problem))
     }
 
     /// All of it in memory, parameters as f32.
@@ -148,12 +143,6 @@ impl Opened<'_> {
         let found = self.params.get(name).zip(self.stored.get(name));
         found.ok_or_else(|| CheckpointError::NoSuchParam { name: name.to_owned() })
     }
-}
-
-fn finite(name: &str, tensor: StoredTensor) -> Result<StoredTensor, CheckpointError> {
-    let Some(index) = tensor.first_not_finite() else { return Ok(tensor) };
-    let value = tensor.into_f32().to_f32_vec().get(index).copied().unwrap_or(f32::NAN);
-    Err(CheckpointError::NotFinite { name: name.to_owned(), index, value })
 }
 
 fn entries(

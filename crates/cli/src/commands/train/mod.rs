@@ -7,6 +7,7 @@ mod setup;
 use crate::Outcome;
 use crate::args::{CheckpointArgs, ExecutorArgs, PassArgs, at_least_one};
 use crate::engine;
+use crate::interrupt::Interrupt;
 use crate::files;
 use crate::output::{bytes, counted, note, print_line};
 use crate::report::{Failure, OrReport, io_failure};
@@ -26,8 +27,6 @@ use serde_json::json;
 use setup::Setup;
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Vocabulary of a model of bytes.
 const N_BYTES: usize = 256;
@@ -202,7 +201,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     note(&setup.described(&trainer, &engine)?);
     let log = Log::open(args, start)?;
     let mut run =
-        Run { args, setup: &setup, trainer, batches, held_out: &held_out, store, log, flying: VecDeque::new(), stop: interrupted()? };
+        Run { args, setup: &setup, trainer, batches, held_out: &held_out, store, log, flying: VecDeque::new(), stop: Interrupt::listen()? };
     let done = run.steps()?;
     run.finish(&corpus, &text, done)
 }
@@ -221,20 +220,6 @@ fn corpus(args: &Args, text: &[u8]) -> Result<(Corpus, usize)> {
     Ok((corpus, tokenizer.vocab_size()))
 }
 
-/// Becomes true when the person at the terminal wants to stop.
-fn interrupted() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    // A second Ctrl-C ends the process at once: what was saved is whole.
-    let handler = move || {
-        if told.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    };
-    ctrlc::set_handler(handler).or_report()?;
-    Ok(stop)
-}
-
 /// A run under way.
 struct Run<'a> {
     args: &'a Args,
@@ -246,7 +231,7 @@ struct Run<'a> {
     log: Log,
     /// Submitted and not waited for, each with its learning rate if it ends a step.
     flying: VecDeque<(PendingStep, Option<f64>)>,
-    stop: Arc<AtomicBool>,
+    stop: Interrupt,
 }
 
 impl Run<'_> {
@@ -256,7 +241,7 @@ impl Run<'_> {
         while self.trainer.n_steps() < u64::from(self.args.steps) {
             self.step()?;
             let step = self.trainer.n_steps();
-            let stops = self.stop.load(Ordering::Relaxed);
+            let stops = self.stop.is_set();
             if is_due(self.args.eval_every, step) && step < u64::from(self.args.steps) && !self.held_out.is_empty() {
                 self.settle()?;
                 let n = if self.args.eval_windows == 0 { self.held_out.len() } else { self.args.eval_windows.min(self.held_out.len()) };
