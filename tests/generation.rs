@@ -4,9 +4,11 @@
 mod common;
 
 use common::Outcome;
-use monopass::blocks::{Mamba2Config, Mamba3Config, init};
+use monopass::blocks::{Head, Io, LmGraph, Mamba2Config, Mamba3Config, init, model};
 use monopass::generate::{Generated, Generator, GeneratorOptions, Sampling, Sequence, Slots};
-use monopass::{Engine, Error, LmConfig, TensorData, Tensors};
+use monopass::ir::Elements;
+use monopass::ir::eval::{Interpreter, Precision};
+use monopass::{Engine, Error, Graph, LmConfig, TensorData, Tensors};
 use pollster::block_on;
 use std::ops::ControlFlow;
 
@@ -343,5 +345,110 @@ fn a_saved_sequence_of_another_model_or_a_damaged_one_is_refused() -> Outcome {
     let fresh = sequence(&own_model, &[7, 8], Sampling::default())?;
     let mut loaded = own_model.restore("s", &block_on(own_model.save(&fresh))?)?;
     assert_eq!(more(&mut own_model, &mut loaded, 4)?, alone(&mut own_model, &[7, 8], Sampling::default(), 4)?);
+    Ok(())
+}
+
+#[test]
+fn a_text_has_one_vector_however_it_runs() -> Outcome {
+    let mut random = Random(51);
+    let texts: Vec<Vec<u32>> = (0..7).map(|_| random.prompt(40)).collect();
+    for config in configs() {
+        let mut all: Vec<Vec<f32>> = Vec::new();
+        for engine in engines()? {
+            for (chunk_len, batch) in [(512, 1), (512, 7), (9, 3), (1, 1)] {
+                let mut generator = generator(&engine, &config, chunk_len)?;
+                let mut vectors = Vec::new();
+                for batch in texts.chunks(batch) {
+                    vectors.extend(block_on(generator.embed(&batch.iter().map(Vec::as_slice).collect::<Vec<_>>()))?);
+                }
+                all.push(vectors.concat());
+                assert!(matches!(block_on(generator.embed(&[&[1], &[]])), Err(Error::EmptyPrompt)));
+            }
+        }
+        let d_model = all[0].len() / texts.len();
+        for vector in all[0].chunks(d_model) {
+            let length: f32 = vector.iter().map(|x| x * x).sum();
+            assert!((length - 1.0).abs() < 1e-5, "{length}");
+        }
+        for other in &all[1..] {
+            assert!(all[0].iter().zip(other).all(|(a, b)| (a - b).abs() < 1e-5));
+        }
+        // By hand: the mean of what comes out of the last norm.
+        let hidden = tapped_norm(&config, &texts[0])?;
+        let mean: Vec<f64> = (0..d_model).map(|i| hidden.iter().skip(i).step_by(d_model).map(|&x| f64::from(x)).sum()).collect();
+        let length = mean.iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!(mean.iter().zip(&all[0]).all(|(mean, x)| (mean / length - f64::from(*x)).abs() < 1e-5));
+    }
+    Ok(())
+}
+
+/// Final hidden states of a text after the last norm, in f64 on the interpreter.
+fn tapped_norm(config: &LmConfig, text: &[u32]) -> Outcome<Vec<f32>> {
+    let (graph, taps) = whole(config, text.len(), Head::Logits)?.with_taps(&["norm_f"])?;
+    let outputs = interpreted(&graph, config, text, None)?;
+    Ok(outputs[&taps[0].output].to_f32_vec())
+}
+
+fn whole(config: &LmConfig, len: usize, head: Head) -> Outcome<Graph> {
+    Ok(model::graph(config, 1, len, LmGraph::new(Io::Stateless, head))?)
+}
+
+fn interpreted(graph: &Graph, config: &LmConfig, text: &[u32], target: Option<Vec<i32>>) -> Outcome<Tensors> {
+    let mut inputs = Tensors::from([("ids".to_owned(), TensorData::new([1, text.len()], Elements::U32(text.to_vec()))?)]);
+    if let Some(target) = target {
+        inputs.insert("target".to_owned(), TensorData::new([1, text.len()], Elements::I32(target))?);
+    }
+    Ok(Interpreter::new(graph)?.precision(Precision::F64).run(&inputs, &params(config)?, &mut Tensors::new())?)
+}
+
+#[test]
+fn a_text_is_judged_the_same_in_any_window() -> Outcome {
+    let mut random = Random(61);
+    let n_bytes: Vec<usize> = (0..101).map(|_| random.below(5)).collect();
+    for config in configs() {
+        // A text that the model expects now and then.
+        let sampling = Sampling { temperature: 0.8, seed: 6, ..Sampling::default() };
+        let tokens = alone(&mut generator(&Engine::cpu(), &config, 16)?, &random.prompt(5), sampling, 101)?;
+        // From the logits, in f64.
+        let logits = interpreted(&whole(&config, 100, Head::Logits)?, &config, &tokens[..100], None)?["logits"].to_f32_vec();
+        let (mut loss, mut n_first, mut n_top_k) = (0.0, 0, 0);
+        for (row, &target) in logits.chunks(config.vocab_size).zip(&tokens[1..]) {
+            let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+            let own = row[target as usize];
+            loss += total.ln() - f64::from(own);
+            let rank = row[..VOCAB].iter().enumerate().filter(|&(i, &x)| x > own || (x >= own && i < target as usize)).count();
+            n_first += u64::from(rank == 0);
+            n_top_k += u64::from(rank < 5);
+        }
+        assert!(n_first > 0 && n_top_k > n_first, "{n_first} {n_top_k}");
+        for engine in engines()? {
+            for chunk_len in [512, 100, 33, 1] {
+                let mut generator = generator(&engine, &config, chunk_len)?;
+                let mut told = Vec::new();
+                let judged = block_on(generator.evaluate(&tokens, &n_bytes, 1, 5, |n| told.push(n)))?;
+                assert!((judged.loss_sum - loss).abs() < 1e-3 * loss, "{} {chunk_len}: {} for {loss}", engine.describe(), judged.loss_sum);
+                assert_eq!((judged.n_tokens, judged.n_first, judged.n_top_k), (100, n_first, n_top_k), "{}", engine.describe());
+                assert_eq!(judged.n_bytes, n_bytes[1..].iter().sum::<usize>() as u64);
+                assert_eq!((told.len(), told.last()), (100usize.div_ceil(chunk_len), Some(&100)));
+            }
+            // Pieces side by side are the pieces one by one.
+            for (batch, chunk_len) in [(3, 512), (7, 20), (100, 9), (1000, 512)] {
+                let mut generator = generator(&engine, &config, chunk_len)?;
+                let judged = block_on(generator.evaluate(&tokens, &n_bytes, batch, 5, |_| ()))?;
+                let piece = 100usize.div_ceil(batch.min(100));
+                let mut alone = (0.0, 0);
+                for first in (0..100).step_by(piece) {
+                    let last = (first + piece).min(100);
+                    let own = block_on(generator.evaluate(&tokens[first..=last], &n_bytes[first..=last], 1, 5, |_| ()))?;
+                    alone = (alone.0 + own.loss_sum, alone.1 + own.n_top_k);
+                }
+                assert_eq!((judged.n_tokens, judged.n_top_k), (100, alone.1));
+                assert!((judged.loss_sum - alone.0).abs() < 1e-3 * alone.0);
+            }
+        }
+        let mut generator = generator(&Engine::cpu(), &config, 8)?;
+        assert!(matches!(block_on(generator.evaluate(&[1], &[1], 1, 5, |_| ())), Err(Error::EmptyPrompt)));
+        assert!(matches!(block_on(generator.evaluate(&[1, 99], &[1, 1], 1, 5, |_| ())), Err(Error::UnknownToken { .. })));
+    }
     Ok(())
 }

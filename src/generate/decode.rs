@@ -5,7 +5,7 @@ use crate::engine::{Pending, Program, Session};
 use crate::error::Error;
 use monopass_ir::{Elements, TensorData};
 use monopass_runtime::{Counters, RunOutput};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 /// What a generation gave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,15 +157,10 @@ impl Generator {
         let mut flying: Option<Pending> = None;
         for first in (0..n_longest).step_by(chunk_len) {
             let len = chunk_len.min(n_longest - first);
-            let mut ids = Vec::with_capacity(batch * len);
-            for sequence in &*sequences {
-                let n_before = n_longest - (sequence.tokens.len() - 1);
-                ids.extend((first..first + len).map(|at| at.checked_sub(n_before).map(|at| sequence.tokens[at])));
-            }
-            let mask: Vec<f32> = ids.iter().map(|id| if id.is_some() { 1.0 } else { 0.0 }).collect();
-            let ids = u32s([batch, len], ids.into_iter().map(Option::unwrap_or_default).collect())?;
+            let texts = sequences.iter().map(|sequence| sequence.tokens.split_last().map_or(&[][..], |(_, before)| before));
+            let [ids, mask] = padded(texts, n_longest, first..first + len)?;
             let program = self.program(Shape::Prompt { batch, len, mask: true }).await?;
-            let pending = program.submit(&mut session, &[("ids", &ids), ("mask", &f32s([batch, len], mask)?)])?;
+            let pending = program.submit(&mut session, &[("ids", &ids), ("mask", &mask)])?;
             total.count_prefill(flying.replace(pending)).await?;
         }
         total.count_prefill(flying).await?;
@@ -325,6 +320,23 @@ impl Generated {
         }
         Ok(())
     }
+}
+
+/// Tokens at some places of texts that are filled up on the left to `n_longest`, and a mask of those that are there.
+pub(super) fn padded<'t>(
+    texts: impl ExactSizeIterator<Item = &'t [u32]>,
+    n_longest: usize,
+    places: Range<usize>,
+) -> Result<[TensorData; 2], Error> {
+    let (batch, len) = (texts.len(), places.len());
+    let own = |tokens: &'t [u32]| {
+        let n_before = n_longest - tokens.len();
+        places.clone().map(move |at| at.checked_sub(n_before).map(|at| tokens[at]))
+    };
+    let ids: Vec<Option<u32>> = texts.flat_map(own).collect();
+    let mask = ids.iter().map(|id| if id.is_some() { 1.0 } else { 0.0 }).collect();
+    let ids = ids.into_iter().map(Option::unwrap_or_default).collect();
+    Ok([u32s([batch, len], ids)?, f32s([batch, len], mask)?])
 }
 
 pub(super) fn tokens_of(run: &RunOutput) -> Result<&[u32], Error> {

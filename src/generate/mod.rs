@@ -6,9 +6,12 @@
 //! four bytes a sequence. On a device the next step is submitted before the token of this one is read.
 //!
 //! In reading order: [`Sampling`] (how a token is chosen), [`Sequence`], [`Generator`], [`Slots`] (sequences that join and leave a
-//! batch), [`StateError`] and [`Generator::save`] (sequences on disk).
+//! batch), [`Generator::save`] and [`StateError`] (sequences on disk), [`Generator::embed`] (texts as vectors), [`Generator::evaluate`] (how
+//! well a model expects a text).
 
 mod decode;
+mod embed;
+mod eval;
 mod fingerprint;
 mod sampling;
 mod sequence;
@@ -16,6 +19,7 @@ mod slots;
 mod state;
 
 pub use decode::Generated;
+pub use eval::Evaluation;
 pub use sampling::{Sampling, SamplingError};
 pub use sequence::{Mark, Sequence};
 pub use slots::Slots;
@@ -86,6 +90,10 @@ enum Shape {
     Prompt { batch: usize, len: usize, mask: bool },
     /// One token from a state, and the next one drawn; with a count of tokens if some are penalized.
     Step { batch: usize, penalty: bool },
+    /// Tokens whose final hidden states are summed.
+    Pooled { batch: usize, len: usize },
+    /// Tokens that are judged.
+    Score { batch: usize, len: usize },
 }
 
 impl Generator {
@@ -300,6 +308,8 @@ impl Generator {
         let (batch, len, options) = match shape {
             Shape::Prompt { batch, len, mask } => (batch, len, LmGraph { mask, ..LmGraph::new(Io::Stateful, Head::States) }),
             Shape::Step { batch, penalty } => (batch, 1, step_graph(penalty)),
+            Shape::Pooled { batch, len } => (batch, len, LmGraph { mask: true, ..LmGraph::new(Io::Stateful, Head::Pooled) }),
+            Shape::Score { batch, len } => (batch, len, LmGraph::new(Io::Stateful, Head::Score)),
         };
         let graph = model::graph(&self.config, batch, len, options)?;
         let options = LoadOptions { compile: self.compile.clone(), dump: None, progress };

@@ -29,6 +29,7 @@ pub mod names;
 pub mod norm;
 pub mod params;
 pub mod s6;
+pub mod score;
 pub mod settings;
 pub mod shapes;
 pub mod ssd;

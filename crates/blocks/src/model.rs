@@ -7,6 +7,7 @@ use crate::loss::cross_entropy;
 use crate::names;
 use crate::norm::rms_norm;
 use crate::params::Role;
+use crate::score::scores;
 use crate::state::{Io, Packing, States};
 use monopass_ir::error::BuildErrors;
 use monopass_ir::ops::choice::N_SETTINGS;
@@ -39,6 +40,8 @@ pub enum Head {
     Pooled,
     /// Nothing but the states.
     States,
+    /// `loss [B, L]` f32 and `rank [B, L]` u32 of the input `target [B, L]` i32, see [`crate::score::Scores`].
+    Score,
     /// `logits [B, L, V]`, and `loss [1]`: the mean cross-entropy with the input `target [B, L]` i32, where it is not `ignore`.
     Loss {
         /// Target of tokens that do not count.
@@ -143,6 +146,15 @@ fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len
             g.update("n_pooled", n);
         }
         Head::States => {}
+        Head::Score => {
+            let target = g.input_dynamic("target", DType::I32, [batch, len], &[0, 1]);
+            let rows = batch.saturating_mul(len);
+            let normed = lm.final_norm(hidden).reshape([rows, config.block.d_model()]);
+            let _scope = g.scope("score");
+            let scores = scores(normed, lm.head, target.reshape([rows]), config.n_tokens());
+            g.output("loss", scores.losses.reshape([batch, len]));
+            g.output("rank", scores.ranks.reshape([batch, len]));
+        }
         Head::Loss { ignore } => {
             let target = g.input_dynamic("target", DType::I32, [batch, len], &[0, 1]);
             let logits = lm.logits(hidden);

@@ -8,6 +8,8 @@ mod check;
 mod devices;
 mod dot;
 mod drift;
+mod embed;
+mod eval;
 mod generate;
 mod inspect;
 mod interp;
@@ -51,8 +53,12 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     /// List graphics adapters
     Devices(devices::Args),
-    /// Continue a prompt with a model
-    Generate(generate::Args),
+    /// Continue prompts with a model
+    Generate(Box<generate::Args>),
+    /// Turn texts into vectors of a model
+    Embed(embed::Args),
+    /// Measure how well a model expects a text
+    Eval(eval::Args),
     /// Train a language model on a text
     Train(Box<train::Args>),
 }
@@ -74,6 +80,8 @@ impl Command {
             Self::Inspect(args) => inspect::run(&args),
             Self::Devices(args) => devices::run(&args),
             Self::Generate(args) => generate::run(&args),
+            Self::Embed(args) => embed::run(&args),
+            Self::Eval(args) => eval::run(&args),
             Self::Train(args) => train::run(&args),
         }
     }
