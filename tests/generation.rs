@@ -104,7 +104,7 @@ fn a_hundred_prompts_get_the_same_tokens_in_a_batch_and_alone() -> Outcome {
                 let prompts: Vec<(Vec<u32>, Sampling)> = sequences.iter().map(|own| (own.tokens().to_vec(), own.sampling)).collect();
                 // Sequences end at different lengths.
                 let ends: Vec<usize> = (0..7).map(|_| 1 + random.below(9)).collect();
-                let mut n_seen = vec![0; 7];
+                let mut n_seen = [0; 7];
                 let batch = block_on(generator.generate_all(&mut sequences, 9, async |row, _| {
                     n_seen[row] += 1;
                     if n_seen[row] == ends[row] { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -265,8 +265,9 @@ fn a_token_costs_one_submit_and_creates_nothing() -> Outcome {
     for config in configs() {
         for batch in [1usize, 3] {
             let mut generator = generator(&Engine::on(device.clone()), &config, 16)?;
-            let mut sequences: Vec<Sequence> =
-                (0..batch).map(|_| sequence(&generator, &[1, 2, 3], Sampling { temperature: 1.0, ..Sampling::default() })).collect::<Outcome<_>>()?;
+            let mut sequences: Vec<Sequence> = (0..batch)
+                .map(|_| sequence(&generator, &[1, 2, 3], Sampling { temperature: 1.0, ..Sampling::default() }))
+                .collect::<Outcome<_>>()?;
             let generated: Vec<Generated> = block_on(generator.generate_all(&mut sequences, 20, async |_, _| ControlFlow::Continue(())))?;
             let step = &generated[0].step;
             assert_eq!((step.submits, step.encoders, step.passes), (1, 1, 1));
@@ -337,7 +338,9 @@ fn a_saved_sequence_of_another_model_or_a_damaged_one_is_refused() -> Outcome {
         Ok::<_, Box<dyn std::error::Error>>(bytes)
     };
     assert!(message(&own_model, &replaced("format_version\\\":1", "format_version\\\":2")?).contains("format version 2"));
-    for (from, to) in [("layers.0.conv_state", "layers.9.conv_state"), ("n_consumed\\\":6", "n_consumed\\\":9"), ("\"tokens\"", "\"tokenz\"")] {
+    for (from, to) in
+        [("layers.0.conv_state", "layers.9.conv_state"), ("n_consumed\\\":6", "n_consumed\\\":9"), ("\"tokens\"", "\"tokenz\"")]
+    {
         let error = message(&own_model, &replaced(from, to)?);
         assert!(error.contains("not a saved sequence"), "{error}");
     }

@@ -40,10 +40,10 @@ impl Evaluation {
         self.loss() / LN_2
     }
 
-    /// Bits a byte of text.
+    /// Bits a byte of text; `None` where the tokens stand for no bytes.
     #[must_use]
-    pub fn bits_per_byte(&self) -> f64 {
-        self.loss_sum / LN_2 / as_f64(self.n_bytes).max(1.0)
+    pub fn bits_per_byte(&self) -> Option<f64> {
+        (self.n_bytes > 0).then(|| self.loss_sum / LN_2 / as_f64(self.n_bytes))
     }
 
     /// Share of tokens that were the likeliest.

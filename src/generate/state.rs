@@ -18,7 +18,9 @@ const TOKENS: &str = "tokens";
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The bytes are no saved sequence, or not all of one.
-    #[error("{file}: not a saved sequence: {problem}\n  help: give a file that was saved from a sequence; it may have been cut off or changed")]
+    #[error(
+        "{file}: not a saved sequence: {problem}\n  help: give a file that was saved from a sequence; it may have been cut off or changed"
+    )]
     File {
         /// The file.
         file: String,

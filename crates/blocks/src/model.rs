@@ -33,7 +33,7 @@ pub enum Head {
     /// `next [B]` u32: the likeliest token after the last one, the lowest of equals; never a row of padding.
     Next,
     /// `next [B]` u32: the token after the last one as [`Op::Sample`](monopass_ir::Op::Sample) draws it by the inputs `settings [B, 4]`
-    /// (temperature, top_k, top_p, min_p) and `uniform [B]`; never a row of padding.
+    /// temperature, top k, top p and min p, and `uniform [B]`; never a row of padding.
     Sample,
     /// `embedding [B, d_model]`: the mean over tokens of their final hidden states, all so far that are not masked, scaled to length 1.
     /// What is summed so far are states, `pooled [B, d_model]` and `n_pooled [B, 1]`.

@@ -21,9 +21,12 @@ pub(crate) struct ModelArgs {
     path: PathBuf,
     #[command(flatten)]
     checkpoint: CheckpointArgs,
-    /// Element type of weights on the device: auto (as in the file), f32, f16, bf16, int8 or q8_0
+    /// Element type of weights on the device: auto (as in the file), f32, f16, bf16, int8 or `q8_0`
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     dtype: Dtype,
+    /// Texts are numbers of tokens with spaces between them, for models without a tokenizer
+    #[arg(long)]
+    ids: bool,
 }
 
 /// An element type of weights, or that of the file.
@@ -53,6 +56,9 @@ impl ModelArgs {
 
     /// How texts become its tokens.
     pub(crate) fn vocabulary(&self, files: &MappedFiles, opened: &Opened<'_>) -> Result<Vocabulary> {
+        if self.ids {
+            return Ok(Vocabulary::Numbers);
+        }
         Vocabulary::open(&self.path, files, opened.config().n_tokens())
     }
 }

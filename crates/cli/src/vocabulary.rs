@@ -22,6 +22,8 @@ pub(crate) enum Vocabulary {
     Bytes,
     /// By the tokenizer beside the model.
     Tokens(Box<Tokenizer>),
+    /// Texts are numbers of tokens.
+    Numbers,
 }
 
 /// Text of tokens as they come.
@@ -29,6 +31,8 @@ pub(crate) enum Vocabulary {
 pub(crate) enum TextStream<'v> {
     Bytes(Utf8Stream),
     Tokens(TokenStream<'v>),
+    /// Whether a number was written before.
+    Numbers(bool),
 }
 
 impl Vocabulary {
@@ -39,7 +43,8 @@ impl Vocabulary {
                 return Ok(Self::Bytes);
             }
             let what = format!("{}: the model has a vocabulary of {n_tokens} and no {TOKENIZER_FILE}", path.display());
-            return Err(Failure::new(what).help(format!("put the model's {TOKENIZER_FILE} beside it; only models of bytes need none")).into());
+            let help = format!("put the model's {TOKENIZER_FILE} beside it, or give numbers of tokens with --ids");
+            return Err(Failure::new(what).help(help).into());
         };
         let name = path.join(TOKENIZER_FILE).display().to_string();
         let tokenizer = Tokenizer::from_json(&name, (*bytes).as_ref()).or_report()?;
@@ -53,9 +58,21 @@ impl Vocabulary {
             Self::Bytes => Ok(Encoded { tokens: text.iter().map(|&byte| byte.into()).collect(), n_bytes: vec![1; text.len()] }),
             Self::Tokens(tokenizer) => {
                 let text = std::str::from_utf8(text).map_err(|error| {
-                    Failure::new(format!("{what}: not text in UTF-8 from byte {} on", error.valid_up_to())).help("convert the text to UTF-8")
+                    Failure::new(format!("{what}: not text in UTF-8 from byte {} on", error.valid_up_to()))
+                        .help("convert the text to UTF-8")
                 })?;
                 tokenizer.encode(text).or_report()
+            }
+            Self::Numbers => {
+                let text = String::from_utf8_lossy(text);
+                let number = |word: &str| {
+                    let wrong =
+                        || Failure::new(format!("{what}: {word:?} is no number of a token")).help("with --ids, give numbers and spaces");
+                    word.parse::<u32>().map_err(|_| wrong().into())
+                };
+                let tokens: Vec<u32> = text.split_whitespace().map(number).collect::<Result<_>>()?;
+                // Numbers stand for no text.
+                Ok(Encoded { n_bytes: vec![0; tokens.len()], tokens })
             }
         }
     }
@@ -65,6 +82,7 @@ impl Vocabulary {
         match self {
             Self::Bytes => TextStream::Bytes(Utf8Stream::default()),
             Self::Tokens(tokenizer) => TextStream::Tokens(tokenizer.stream()),
+            Self::Numbers => TextStream::Numbers(false),
         }
     }
 
@@ -75,10 +93,9 @@ impl Vocabulary {
             let Some(bytes) = files.get(file)? else { continue };
             // A configuration that is no JSON was refused with the model; the other file only adds to it.
             let Ok(value) = serde_json::from_slice::<Value>((*bytes).as_ref()) else { continue };
-            let ids = match &value["eos_token_id"] {
-                Value::Array(ids) => ids.iter().filter_map(Value::as_u64).collect(),
-                one => one.as_u64().into_iter().collect::<Vec<_>>(),
-            };
+            let ids = &value["eos_token_id"];
+            let ids: Vec<u64> =
+                ids.as_array().map_or_else(|| ids.as_u64().into_iter().collect(), |ids| ids.iter().filter_map(Value::as_u64).collect());
             if !ids.is_empty() {
                 return Ok(ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect());
             }
@@ -92,6 +109,7 @@ impl TextStream<'_> {
         match self {
             Self::Bytes(stream) => Ok(stream.push(u8::try_from(token).unwrap_or(b'?'))),
             Self::Tokens(stream) => stream.push(token).or_report(),
+            Self::Numbers(is_more) => Ok(if std::mem::replace(is_more, true) { format!(" {token}") } else { token.to_string() }),
         }
     }
 
@@ -99,6 +117,7 @@ impl TextStream<'_> {
         match self {
             Self::Bytes(stream) => Ok(stream.finish()),
             Self::Tokens(stream) => stream.finish().or_report(),
+            Self::Numbers(_) => Ok(String::new()),
         }
     }
 }

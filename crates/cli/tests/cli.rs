@@ -543,7 +543,13 @@ fn a_model_of_bytes_continues_a_prompt() -> Outcome {
     ];
     let ran = run(fixed)?;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    for said in ["using the CPU executor", "decode step, interpreted", "dispatches of", "7 tokens of prompt in 1 run, 9 tokens; first after", "memory: weights"] {
+    for said in [
+        "using the CPU executor",
+        "decode step, interpreted",
+        "dispatches of",
+        "7 tokens of prompt in 1 run, 9 tokens; first after",
+        "memory: weights",
+    ] {
         assert!(ran.stderr.contains(said), "{said:?} is not in:\n{}", ran.stderr);
     }
     let json = run(fixed.into_iter().chain(["--json".as_ref()]))?;

@@ -509,7 +509,7 @@ op_table! {
     ScatterAdd scatter_add(updates: Value, ids: Value) { rows: usize } -> (out) Index, Sums;
     /// A token for each row of logits, drawn from what the row's settings keep of its distribution.
     ///
-    /// Shapes: `logits [.., V]`, `settings [.., 4]` = (temperature, top_k, top_p, min_p), `uniform [..]` in `[0, 1)`, all f32 →
+    /// Shapes: `logits [.., V]`, `settings [.., 4]` = temperature, top k, top p and min p, `uniform [..]` in `[0, 1)`, all f32 →
     /// `[..]` u32 below V.
     ///
     /// Where the temperature is not above zero, the largest logit, the lowest index of equal ones. Else the weights are

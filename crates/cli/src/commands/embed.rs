@@ -46,7 +46,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let opened = args.model.open(&files)?;
     let vocabulary = args.model.vocabulary(&files, &opened)?;
     let tokens = texts.iter().map(|(name, text)| match vocabulary.encode(name, text) {
-        Ok(encoded) if encoded.tokens.is_empty() => Err(Failure::new(format!("{name}: the text has no tokens")).help("give a longer text").into()),
+        Ok(encoded) if encoded.tokens.is_empty() => {
+            Err(Failure::new(format!("{name}: the text has no tokens")).help("give a longer text").into())
+        }
         other => other.map(|encoded| encoded.tokens),
     });
     let tokens: Vec<Vec<u32>> = tokens.collect::<Result<_>>()?;
@@ -83,7 +85,8 @@ fn texts(args: &Args) -> Result<Vec<(String, Vec<u8>)>> {
     if let Some(path) = &args.file {
         let bytes = files::bytes(path).map_err(|error| io_failure(path, &error))?;
         let lines = bytes.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line)).enumerate();
-        let named = lines.filter(|(_, line)| !line.is_empty()).map(|(idx, line)| (format!("{}:{}", path.display(), idx + 1), line.to_vec()));
+        let named =
+            lines.filter(|(_, line)| !line.is_empty()).map(|(idx, line)| (format!("{}:{}", path.display(), idx + 1), line.to_vec()));
         texts.extend(named);
     }
     if texts.is_empty() {

@@ -74,11 +74,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return Ok(Outcome::Good);
     }
     print(&format!(
-        "{} tokens, {} bytes\nperplexity {:.4}\nbits per byte {:.4}, per token {:.4}\naccuracy {:.2}%, among {} {:.2}%\n",
+        "{} tokens, {} bytes\nperplexity {:.4}\nbits per byte {}, per token {:.4}\naccuracy {:.2}%, among {} {:.2}%\n",
         judged.n_tokens,
         judged.n_bytes,
         judged.perplexity(),
-        judged.bits_per_byte(),
+        judged.bits_per_byte().map_or_else(|| "unknown".to_owned(), |bits| format!("{bits:.4}")),
         judged.bits_per_token(),
         100.0 * judged.accuracy(),
         args.top_k,

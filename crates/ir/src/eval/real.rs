@@ -35,6 +35,10 @@ pub(crate) trait Real:
     fn floor(self) -> Self;
     /// Magnitude.
     fn abs(self) -> Self;
+    /// Whether it is neither infinite nor NaN.
+    fn is_finite(self) -> bool;
+    /// Whether it is no number.
+    fn is_nan(self) -> bool;
     /// Truncated to an i32, saturating; NaN gives 0.
     fn to_i32(self) -> i32;
     /// Truncated to a u32, saturating; NaN gives 0.
@@ -89,6 +93,12 @@ macro_rules! real {
             }
             fn abs(self) -> Self {
                 $t::abs(self)
+            }
+            fn is_finite(self) -> bool {
+                $t::is_finite(self)
+            }
+            fn is_nan(self) -> bool {
+                $t::is_nan(self)
             }
             #[expect(clippy::cast_possible_truncation, reason = "the cast rule: truncate and saturate")]
             fn to_i32(self) -> i32 {

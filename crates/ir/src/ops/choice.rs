@@ -46,9 +46,9 @@ fn choose<R: Real>(logits: &[R], settings: &[R], uniform: R) -> usize {
     let (zero, one) = (R::ZERO, R::ONE);
     let (best, largest) = largest(logits);
     let &[temperature, top_k, top_p, min_p] = settings else { return best };
-    let is_finite = (largest - largest) == zero;
-    // Also where the temperature is no number.
-    if !(temperature > zero) || !is_finite {
+    // Not so either where the temperature is no number.
+    let is_drawn = temperature > zero && largest.is_finite();
+    if !is_drawn {
         return best;
     }
     let weights: Vec<R> = logits.iter().map(|&x| ((x - largest) / temperature).exp()).collect();
@@ -90,9 +90,7 @@ fn choose<R: Real>(logits: &[R], settings: &[R], uniform: R) -> usize {
 fn largest<R: Real>(logits: &[R]) -> (usize, R) {
     let mut best = 0;
     for (i, &x) in logits.iter().enumerate() {
-        #[expect(clippy::eq_op, reason = "only what is no number differs from itself")]
-        let (is_nan, has_nan) = (x != x, logits[best] != logits[best]);
-        if !has_nan && (is_nan || x > logits[best]) {
+        if !logits[best].is_nan() && (x.is_nan() || x > logits[best]) {
             best = i;
         }
     }

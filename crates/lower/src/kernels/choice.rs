@@ -1,7 +1,7 @@
 //! Tokens drawn from rows of logits: one workgroup a row, and no sort.
 //!
 //! What `top_k` and `top_p` keep is everything down to a threshold. Logits become whole numbers of the same order, and a search fixes
-//! four bits of the threshold in each pass over the row: the pass sums, for each of fifteen candidates, what lies at or
+//! two bits of the threshold in each pass over the row: the pass sums, for each of three candidates, what lies at or
 //! above it (ones for `top_k`, weights for `top_p`), and the largest candidate that still reaches the goal is the next start. Rules that a
 //! row does not use cost it nothing but a test. At last each invocation sums the weights of a piece of the row of its
 //! own, and the one whose piece holds the drawn place walks through it.
@@ -13,17 +13,17 @@ use crate::emit::{Finish, Index, KernelBuilder, LowerCtx, Num, Part, Width, num:
 use crate::step::Step;
 use monopass_ir::{Op, ValueId};
 
-/// Passes over a row at most: its largest, eight for each of two thresholds, three sums and a walk.
-pub const PASSES: u64 = 21;
+/// Passes over a row at most: its largest, sixteen for each of two thresholds, two sums and a walk.
+pub const PASSES: u64 = 36;
 /// Candidates of a pass.
-const CANDIDATES: u32 = 15;
+const CANDIDATES: u32 = 3;
 /// Bits that a pass fixes, and passes that fix all.
-const BITS: u32 = 4;
+const BITS: u32 = 2;
 const ROUNDS: u32 = 32 / BITS;
 /// Runs of partial sums that one invocation each adds up.
 const GROUPS: u32 = 16;
 /// Invocations a workgroup, and on a software device.
-const THREADS: u32 = 256;
+const THREADS: u32 = 1024;
 const CPU_THREADS: u32 = 64;
 
 /// A drawn token a row with what is fused to it.
@@ -155,7 +155,9 @@ impl Row {
         kb.line(format!("lanes[{threads}u + lid] = place;"));
         kb.line("workgroupBarrier();");
         // Two levels, each read by all that need it.
-        for (who, from, to, step) in [("lid < 16u", format!("lid * {}u", threads / GROUPS), threads / GROUPS, 1), ("", "0u".to_owned(), GROUPS, threads / GROUPS)] {
+        for (who, from, to, step) in
+            [("lid < 16u", format!("lid * {}u", threads / GROUPS), threads / GROUPS, 1), ("", "0u".to_owned(), GROUPS, threads / GROUPS)]
+        {
             let is_last = who.is_empty();
             if !is_last {
                 kb.open(format!("if ({who})"));

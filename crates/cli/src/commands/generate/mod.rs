@@ -79,8 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let files = args.model.files()?;
     let opened = args.model.open(&files)?;
     let vocabulary = args.model.vocabulary(&files, &opened)?;
-    let prompts: Vec<Vec<u32>> =
-        prompts.iter().map(|(name, text)| Ok(vocabulary.encode(name, text)?.tokens)).collect::<Result<_>>()?;
+    let prompts: Vec<Vec<u32>> = prompts.iter().map(|(name, text)| Ok(vocabulary.encode(name, text)?.tokens)).collect::<Result<_>>()?;
     if let Some((place, _)) = prompts.iter().enumerate().find(|(_, tokens)| tokens.is_empty() && saved.is_none()) {
         return Err(Failure::new(format!("the prompt {} has no tokens", place + 1)).help("give a longer text").into());
     }
@@ -133,7 +132,9 @@ fn prompts(args: &Args) -> Result<Vec<(String, Vec<u8>)>> {
         prompts.push(("--prompt".to_owned(), Vec::new()));
     }
     if prompts.is_empty() {
-        return Err(Failure::new("there is no prompt").help("give a text with --prompt or --prompt-file, or a state with --load-state").into());
+        return Err(Failure::new("there is no prompt")
+            .help("give a text with --prompt or --prompt-file, or a state with --load-state")
+            .into());
     }
     if args.load_state.is_none() && prompts.iter().any(|(_, text)| text.is_empty()) {
         return Err(Failure::new("the prompt is empty").help("give at least one byte with --prompt").into());
@@ -160,7 +161,9 @@ fn sequences(args: &Args, generator: &Generator, saved: Option<&[u8]>, prompts: 
 fn trace(generator: &mut Generator, texts: &[Sequence]) -> Result<Outcome> {
     for text in texts {
         if let Some(culprit) = pollster::block_on(generator.trace_non_finite(text.tokens())).or_report()? {
-            return Err(Failure::new(culprit.to_string()).help("this is the first value that is not finite, in the order of the graph").into());
+            return Err(Failure::new(culprit.to_string())
+                .help("this is the first value that is not finite, in the order of the graph")
+                .into());
         }
     }
     print_line("all values are finite")?;

@@ -122,7 +122,8 @@ mod tests {
     #[test]
     fn a_text_ends_at_a_token_or_before_a_text() {
         let vocabulary = Vocabulary::Bytes;
-        let ends = |texts: &[&str], tokens: &[u32]| Ends { texts: texts.iter().map(|&text| text.to_owned()).collect(), tokens: tokens.to_vec() };
+        let ends =
+            |texts: &[&str], tokens: &[u32]| Ends { texts: texts.iter().map(|&text| text.to_owned()).collect(), tokens: tokens.to_vec() };
         let written = |ends: &Ends, text: &str| {
             let mut writing = Writing::new(&vocabulary, ends, false);
             let n_taken = text.bytes().take_while(|&byte| writing.take(byte.into()).unwrap()).count();

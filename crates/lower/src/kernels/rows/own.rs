@@ -85,7 +85,14 @@ impl Walk<'_> {
                 operands.into_iter().all(|operand| self.broadcast_reads_own(value, operand, place))
             }
             Class::Movement => false,
-            Class::Reduction | Class::Prefix | Class::Contraction | Class::Index | Class::Conv | Class::Scan | Class::ScanAdjoint | Class::Choice => false,
+            Class::Reduction
+            | Class::Prefix
+            | Class::Contraction
+            | Class::Index
+            | Class::Conv
+            | Class::Scan
+            | Class::ScanAdjoint
+            | Class::Choice => false,
         }
     }
 

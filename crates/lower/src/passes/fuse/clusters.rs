@@ -3,12 +3,12 @@
 use super::in_place::{mark_in_place, replaces_own_element};
 use super::{Fuser, Fusion, Group, few_tokens, is_half, is_step_scan};
 use crate::emit::LowerCtx;
+use crate::kernels::choice::Choice;
 use crate::kernels::elementwise::Body;
 use crate::kernels::matmul::Product;
 use crate::kernels::prefix::RunningSum;
 use crate::kernels::rows::Rows;
 use crate::kernels::scan::ScanItem;
-use crate::kernels::choice::Choice;
 use crate::kernels::scatter::Scatter;
 use crate::passes::recompute::is_adjoint;
 use indexmap::IndexSet;

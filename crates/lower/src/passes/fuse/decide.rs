@@ -148,7 +148,9 @@ fn must_store(fuser: &mut Fuser<'_>, value: ValueId, asked: &Asked, is_small: bo
     let count = if is_cheap { asked.by_anchors } else { asked.by_anchors.saturating_add(asked.bodies()) };
     let n_elems = fuser.typical(value);
     let is_long = || count > n_elems.saturating_mul(REPEATS_OF_LONG) && is_long_chain(fuser, value);
-    let repeats = if is_heavy(op) { count > n_elems.saturating_mul(3) / 2 } else { is_long() };
+    // A row that is chosen from is read so often that even a cheap value is worth its store.
+    let is_chosen_from = || users.iter().any(|&user| fuser.graph.node(user).op().is_some_and(|op| op.class() == Class::Choice));
+    let repeats = if is_heavy(op) || is_chosen_from() { count > n_elems.saturating_mul(3) / 2 } else { is_long() };
     if repeats {
         let label = fuser.label(value);
         fuser.not_fused.push(format!("{label}: computed where it is read it would be computed {count} times for {n_elems} elements"));

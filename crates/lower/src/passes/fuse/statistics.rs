@@ -100,6 +100,13 @@ fn keeps_rows(fuser: &Fuser<'_>, node: &Node, value: ValueId, path: &[ValueId], 
                 let joins_within = matches!(op, Op::Concat { axis } if *axis >= lead.len());
                 joins_within || matches!(op, Op::Reshape { .. } | Op::Slice { .. }) && operands.all(has_lead)
             }
-            Class::Reduction | Class::Prefix | Class::Contraction | Class::Conv | Class::Scan | Class::ScanAdjoint | Class::Choice | Class::Index => false,
+            Class::Reduction
+            | Class::Prefix
+            | Class::Contraction
+            | Class::Conv
+            | Class::Scan
+            | Class::ScanAdjoint
+            | Class::Choice
+            | Class::Index => false,
         }
 }
