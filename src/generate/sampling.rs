@@ -116,14 +116,14 @@ mod tests {
         let n = 1u32 << 12;
         for seed in [0, 1, 2, u64::MAX] {
             let sampling = Sampling { seed, ..Sampling::default() };
-            let mut counts = [0u32; 16];
-            for position in 0..u64::from(n) {
-                let x = sampling.uniform(position);
-                assert!((0.0..1.0).contains(&x));
-                counts[(x * 16.0) as usize] += 1;
+            let all: Vec<f32> = (0..u64::from(n)).map(|position| sampling.uniform(position)).collect();
+            assert!(all.iter().all(|x| (0.0..1.0).contains(x)));
+            for part in 0..16u8 {
+                let range = f32::from(part) / 16.0..f32::from(part + 1) / 16.0;
+                let count = all.iter().filter(|x| range.contains(x)).count();
+                // Five standard deviations of a share of 1/16.
+                assert!(count.abs_diff(n as usize / 16) < 78, "{count} in {range:?}");
             }
-            // Five standard deviations of a share of 1/16.
-            assert!(counts.iter().all(|&count| count.abs_diff(n / 16) < 78), "{counts:?}");
         }
         let first = |seed| (0..4).map(|position| Sampling { seed, ..Sampling::default() }.uniform(position).to_bits()).collect::<Vec<_>>();
         assert!(first(0).iter().all(|x| !first(1).contains(x)));
