@@ -2,7 +2,7 @@
 
 use crate::common::{Outcome, compile, gpu, profile, settle};
 use crate::{published, small};
-use monopass_blocks::{BlockConfig, BlockGraph, BlockSizes, Head, Io, LmConfig, LmGraph, block, model};
+use monopass_blocks::{BlockConfig, BlockGraph, BlockSizes, Head, Io, LmConfig, LmGraph, TokenIo, block, model};
 use monopass_lower::plan::Cmd;
 use monopass_lower::{CompileOptions, Plan, Target};
 
@@ -81,6 +81,25 @@ fn rows_of_padding_cost_no_dispatch() -> Outcome {
                 Ok(compile(&graph, &profile(target)?, &CompileOptions::default())?.cmds.len())
             };
             assert_eq!(n_cmds(&padded)?, n_cmds(&config)?, "{name} for {target}");
+        }
+    }
+    Ok(())
+}
+
+/// What a token is drawn by is done by the kernel that would take the largest logit, and its place is kept without another one.
+#[test]
+fn a_token_is_drawn_and_kept_without_further_dispatches() -> Outcome {
+    for (name, block) in small() {
+        let config = LmConfig::new(block, 2, 64);
+        for target in ["nvidia", "webgpu-default", "lavapipe"] {
+            let n_cmds = |options: LmGraph| -> Outcome<usize> {
+                Ok(compile(&model::graph(&config, 1, 1, options)?, &profile(target)?, &CompileOptions::default())?.cmds.len())
+            };
+            let greedy = n_cmds(LmGraph::new(Io::Stateful, Head::Next))?;
+            let drawn = LmGraph { token: TokenIo::State, ..LmGraph::new(Io::Stateful, Head::Sample) };
+            assert_eq!(n_cmds(drawn)?, greedy, "{name} for {target}");
+            // Counts of tokens, their sum with this one's, and the logits as they are penalized.
+            assert!(n_cmds(LmGraph { seen: true, ..drawn })? <= greedy + 3, "{name} for {target}");
         }
     }
     Ok(())
