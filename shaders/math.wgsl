@@ -89,9 +89,13 @@ fn pack_bf16(x: vec2<f32>) -> u32 {
 }
 
 fn f16_round(x: f32) -> f32 {
-  // quantizeToF16 gives 0 for what f16 holds as a subnormal number, a multiple of 2^-24. Packing to 16 bits and back would
-  // not, but a driver may take that for a pair of operations that cancel.
-  return select(quantizeToF16(x), round(x * 16777216.0) * 5.9604645e-8, abs(x) < 6.1035156e-5);
+  // Round to nearest even by adding half of the last kept bit: quantizeToF16 may round to zero, and gives 0 for what f16 holds
+  // as a subnormal number, a multiple of 2^-24. Packing to 16 bits and back would not, but a driver may take that for a pair
+  // of operations that cancel. What is too large, or no number, is left to quantizeToF16.
+  let b = bitcast<u32>(x);
+  let nearest = bitcast<f32>((b + 0xfffu + ((b >> 13u) & 1u)) & 0xffffe000u);
+  let normal = select(quantizeToF16(x), nearest, abs(x) < 65504.0);
+  return select(normal, round(x * 16777216.0) * 5.9604645e-8, abs(x) < 6.1035156e-5);
 }
 
 fn bf16_round(x: f32) -> f32 {

@@ -152,7 +152,7 @@ impl Generator {
     async fn take_padded(&mut self, sequences: &mut [Sequence], total: &mut Generated) -> Result<Session, Error> {
         let batch = sequences.len();
         let mut session = self.whole_session(batch)?;
-        let n_longest = sequences.iter().map(|sequence| sequence.tokens.len() - 1).max().unwrap_or(0);
+        let n_longest = padded_len(sequences.iter().map(|sequence| sequence.tokens.len() - 1));
         let chunk_len = (self.chunk_len / batch).max(1);
         let mut flying: Option<Pending> = None;
         for first in (0..n_longest).step_by(chunk_len) {
@@ -320,6 +320,14 @@ impl Generated {
         }
         Ok(())
     }
+}
+
+/// Texts that are filled up get lengths that are multiples of this, so that batches of other lengths share programs.
+const LEN_STEP: usize = 16;
+
+/// The length that texts of these lengths are filled up to.
+pub(super) fn padded_len(lens: impl Iterator<Item = usize>) -> usize {
+    lens.max().unwrap_or(0).next_multiple_of(LEN_STEP)
 }
 
 /// Tokens at some places of texts that are filled up on the left to `n_longest`, and a mask of those that are there.

@@ -1,6 +1,6 @@
 //! Texts as vectors.
 
-use super::decode::padded;
+use super::decode::{padded, padded_len};
 use super::{Generator, Shape};
 use crate::error::Error;
 use monopass_ir::TensorData;
@@ -19,7 +19,10 @@ impl Generator {
             self.check_tokens(text, 0)?;
         }
         let batch = texts.len();
-        let Some(n_longest) = texts.iter().map(|text| text.len()).max() else { return Ok(Vec::new()) };
+        if texts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let n_longest = padded_len(texts.iter().map(|text| text.len()));
         let chunk_len = (self.chunk_len / batch).max(1);
         let mut session = self.whole_session(batch)?;
         let mut embedding: Option<TensorData> = None;

@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 /// Tokens of prompts that go through the model in one run, at most, unless told otherwise.
 pub const DEFAULT_CHUNK_LEN: usize = 512;
-/// Programs that are kept ready, besides decode steps: each length of a chunk has one.
+/// Programs that are kept ready: each batch and each length of a chunk has one.
 const MAX_PROGRAMS: usize = 32;
 
 /// How a generator works.
