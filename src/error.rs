@@ -110,6 +110,17 @@ pub enum Error {
         /// Name of the output.
         name: &'static str,
     },
+    /// A model gave what is no finite number. The fault of its weights.
+    #[error(
+        "the model's {what} are not finite\n  help: find the first value that is not with `Generator::trace_non_finite`, or `monopass generate --trace-nan`"
+    )]
+    NotFinite {
+        /// What it gave.
+        what: &'static str,
+    },
+    /// A generation was told to stop before its first token.
+    #[error("interrupted")]
+    Interrupted,
     /// A setting by which tokens are chosen is outside of its range. The caller's fault.
     #[error(transparent)]
     Sampling(#[from] crate::generate::SamplingError),

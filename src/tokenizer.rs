@@ -55,6 +55,22 @@ pub enum TokenizerError {
 /// Usual names of the token that ends a text.
 const END_NAMES: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
+/// Tokens whose text is waited for, at most; as many before them are kept.
+const MAX_PENDING: usize = 16;
+
+/// The library panics on a table of normalized letters that is not whole, so that is found before.
+fn check_precompiled(bytes: &[u8]) -> Result<(), serde_json::Error> {
+    let mut open: Vec<serde_json::Value> =
+        serde_json::from_slice::<serde_json::Value>(bytes)?.get("normalizer").cloned().into_iter().collect();
+    while let Some(value) = open.pop() {
+        if value.get("type").and_then(serde_json::Value::as_str) == Some("Precompiled") {
+            serde_json::from_value::<tokenizers::normalizers::Precompiled>(value.clone())?;
+        }
+        open.extend(value.get("normalizers").and_then(serde_json::Value::as_array).into_iter().flatten().cloned());
+    }
+    Ok(())
+}
+
 /// A vocabulary and how a text is taken apart into it.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
@@ -78,6 +94,7 @@ impl Tokenizer {
     /// [`TokenizerError::File`].
     pub fn from_json(file: &str, bytes: &[u8]) -> Result<Self, TokenizerError> {
         let named = |source| TokenizerError::File { file: file.to_owned(), source };
+        check_precompiled(bytes).map_err(|error| named(error.into()))?;
         let mut inner = Library::from_bytes(bytes).map_err(named)?;
         // A file may say that texts are cut to what a model was trained with, or filled up.
         inner.with_truncation(None).map_err(named)?;
@@ -108,10 +125,11 @@ impl Tokenizer {
         END_NAMES.iter().filter_map(|name| self.inner.token_to_id(name)).collect()
     }
 
-    /// Text of tokens as they come.
+    /// Text of tokens as they come, as it is written after the tokens `before`; at a beginning, some tokenizers leave a space out.
     #[must_use]
-    pub const fn stream(&self) -> TokenStream<'_> {
-        TokenStream { tokenizer: self, tokens: Vec::new(), n_told: 0 }
+    pub fn stream_after(&self, before: &[u32]) -> TokenStream<'_> {
+        let tokens = before[before.len().saturating_sub(MAX_PENDING)..].to_vec();
+        TokenStream { tokenizer: self, n_told: tokens.len(), tokens }
     }
 
     /// The text of tokens, without special ones such as those that mark ends.
@@ -159,7 +177,9 @@ impl TokenStream<'_> {
     pub fn push(&mut self, token: u32) -> Result<String, TokenizerError> {
         self.tokens.push(token);
         let text = self.rest()?;
-        if text.is_empty() || text.ends_with(char::REPLACEMENT_CHARACTER) {
+        // No character has so many tokens: what is none by then will be none.
+        let is_open = text.is_empty() || text.ends_with(char::REPLACEMENT_CHARACTER);
+        if is_open && self.tokens.len() - self.n_told < MAX_PENDING {
             return Ok(String::new());
         }
         self.tokens.drain(..self.n_told);
@@ -242,7 +262,7 @@ mod tests {
             "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
             "model": {"type": "BPE", "vocab": {"t": 0, "Ġt": 1, "Ã": 2, "©": 3, "â": 4, "Ĥ": 5, "¬": 6}, "merges": []}}"#;
         let tokenizer = Tokenizer::from_json("b", bytes.as_bytes()).unwrap();
-        let mut stream = tokenizer.stream();
+        let mut stream = tokenizer.stream_after(&[]);
         let parts: Vec<String> = [0, 1, 2, 3, 7, 4, 5, 6, 1, 2].into_iter().map(|token| stream.push(token).unwrap()).collect();
         assert_eq!(parts, ["t", " t", "", "é", "", "", "", "€", " t", ""]);
         assert_eq!((stream.finish().unwrap().as_str(), stream.finish().unwrap().as_str()), ("\u{fffd}", ""));
@@ -255,14 +275,23 @@ mod tests {
             "post_processor": null, "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
             "model": {"type": "WordLevel", "vocab": {"▁the": 0, "▁cat": 1, "s": 2}, "unk_token": "s"}}"#;
         let words = Tokenizer::from_json("w", words.as_bytes()).unwrap();
-        let mut stream = words.stream();
+        let mut stream = words.stream_after(&[]);
         let parts: Vec<String> = [0, 1, 2, 1].into_iter().map(|token| stream.push(token).unwrap()).collect();
         assert_eq!(parts, ["the", " cat", "s", " cat"]);
+        assert_eq!(words.stream_after(&[0]).push(1).unwrap(), " cat");
+        // Bytes that are no character are told in the end, and special tokens are forgotten.
+        let mut stream = tokenizer.stream_after(&[]);
+        let told: String = std::iter::repeat_n(2, 100).map(|token| stream.push(token).unwrap()).collect();
+        assert!(told.chars().count() > 80 && told.chars().all(|c| c == char::REPLACEMENT_CHARACTER), "{told:?}");
+        let mut stream = tokenizer.stream_after(&[]);
+        let told: String = std::iter::repeat_n(7, 100).chain([0, 1]).map(|token| stream.push(token).unwrap()).collect();
+        assert!(told == "t t" && stream.tokens.len() <= 2 * MAX_PENDING, "{told:?}");
     }
 
     #[test]
     fn what_is_no_tokenizer_is_refused() {
-        for text in ["", "{}", "[1", &WORDS.replace("WordLevel", "Words")] {
+        let letters = r#""normalizer": {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "AAAA"}]}"#;
+        for text in ["", "{}", "[1", &WORDS.replace("WordLevel", "Words"), &WORDS.replace("\"normalizer\": null", letters)] {
             let error = Tokenizer::from_json("tokenizer.json", text.as_bytes()).unwrap_err();
             assert!(error.to_string().starts_with("tokenizer.json: not a tokenizer\n  help: "), "{error}");
             assert!(error.source().is_some());

@@ -11,6 +11,8 @@ use monopass::ir::eval::{Interpreter, Precision};
 use monopass::{Engine, Error, Graph, LmConfig, TensorData, Tensors};
 use pollster::block_on;
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const VOCAB: usize = 37;
 
@@ -300,6 +302,16 @@ fn mistakes_are_errors_and_nothing_is_lost() -> Outcome {
         assert_eq!(more(&mut generator, &mut own, 5)?, alone(&mut generator, &[1, 2], Sampling::default(), 5)?);
         assert!(block_on(generator.generate_all(&mut [], 3, async |_, _| ControlFlow::Continue(())))?.is_empty());
 
+        // What ends before its first token keeps what it has.
+        let stop = Arc::new(AtomicBool::new(true));
+        let told = Arc::clone(&stop);
+        generator.interrupt_with(move || told.load(Ordering::Relaxed));
+        let prompt: Vec<u32> = (0..30).collect();
+        let mut own = sequence(&generator, &prompt, Sampling::default())?;
+        assert!(matches!(block_on(generator.prefill(&mut own)), Err(Error::Interrupted)));
+        stop.store(false, Ordering::Relaxed);
+        assert_eq!(more(&mut generator, &mut own, 5)?, alone(&mut generator, &prompt, Sampling::default(), 5)?);
+
         let mut slots = Slots::new(&generator, 1, false)?;
         let penalized = sequence(&generator, &[1], Sampling { repetition_penalty: 1.5, ..Sampling::default() })?;
         assert!(matches!(block_on(slots.join(&mut generator, penalized)), Err(Error::NoPenalty { .. })));
@@ -344,6 +356,13 @@ fn a_saved_sequence_of_another_model_or_a_damaged_one_is_refused() -> Outcome {
         let error = message(&own_model, &replaced(from, to)?);
         assert!(error.contains("not a saved sequence"), "{error}");
     }
+    for at in (0..bytes.len()).step_by(5) {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1 << (at % 8);
+        let restored = own_model.restore("s", &changed);
+        assert!(restored.is_err_and(|error| error.to_string().starts_with("s: ")), "a changed byte {at} was not seen");
+    }
+    assert!(Generator::is_saved(&bytes) && !Generator::is_saved(b"something else"));
     // A sequence without states yet is saved, too.
     let fresh = sequence(&own_model, &[7, 8], Sampling::default())?;
     let mut loaded = own_model.restore("s", &block_on(own_model.save(&fresh))?)?;

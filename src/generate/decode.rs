@@ -138,10 +138,16 @@ impl Generator {
         }
         let mut flying: Option<Pending> = None;
         for chunk in sequence.tokens[first..end].chunks(self.chunk_len) {
+            if let Err(error) = self.check_interrupt() {
+                total.count_prefill(flying).await?;
+                sequence.n_consumed = first;
+                return Err(error);
+            }
             let program = self.program(Shape::Prompt { batch: 1, len: chunk.len(), mask: false }).await?;
             let ids = u32s([1, chunk.len()], chunk.to_vec())?;
             let pending = program.submit(&mut sequence.session, &[("ids", &ids)])?;
             total.count_prefill(flying.replace(pending)).await?;
+            first += chunk.len();
         }
         total.count_prefill(flying).await?;
         sequence.n_consumed = end;
@@ -156,6 +162,7 @@ impl Generator {
         let chunk_len = (self.chunk_len / batch).max(1);
         let mut flying: Option<Pending> = None;
         for first in (0..n_longest).step_by(chunk_len) {
+            self.check_interrupt()?;
             let len = chunk_len.min(n_longest - first);
             let texts = sequences.iter().map(|sequence| sequence.tokens.split_last().map_or(&[][..], |(_, before)| before));
             let [ids, mask] = padded(texts, n_longest, first..first + len)?;
@@ -192,6 +199,7 @@ impl Generator {
             }
             let run = pending.wait().await?;
             let next = tokens_of(&run)?;
+            let n_tokens = self.config.n_tokens();
             (total.step, total.n_steps) = (run.counters, total.n_steps + 1);
             for (idx, (sequence, row)) in sequences.iter_mut().zip(rows.iter_mut()).enumerate() {
                 let token = next.get(idx).copied().ok_or(Error::NoToken)?;
@@ -202,6 +210,7 @@ impl Generator {
                 if row.n_left == 0 {
                     continue;
                 }
+                check_drawn(token, n_tokens)?;
                 row.take(sequence, token);
                 if on_token(idx, token).await.is_break() {
                     row.n_left = 0;
@@ -345,6 +354,11 @@ pub(super) fn padded<'t>(
     let mask = ids.iter().map(|id| if id.is_some() { 1.0 } else { 0.0 }).collect();
     let ids = ids.into_iter().map(Option::unwrap_or_default).collect();
     Ok([u32s([batch, len], ids)?, f32s([batch, len], mask)?])
+}
+
+/// Whether a token was drawn at all.
+pub(super) fn check_drawn(token: u32, n_tokens: usize) -> Result<(), Error> {
+    if usize::try_from(token).is_ok_and(|token| token < n_tokens) { Ok(()) } else { Err(Error::NotFinite { what: "logits" }) }
 }
 
 pub(super) fn tokens_of(run: &RunOutput) -> Result<&[u32], Error> {

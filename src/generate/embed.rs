@@ -27,6 +27,7 @@ impl Generator {
         let mut session = self.whole_session(batch)?;
         let mut embedding: Option<TensorData> = None;
         for first in (0..n_longest).step_by(chunk_len) {
+            self.check_interrupt()?;
             let len = chunk_len.min(n_longest - first);
             let [ids, mask] = padded(texts.iter().copied(), n_longest, first..first + len)?;
             let program = self.program(Shape::Pooled { batch, len }).await?;
@@ -34,6 +35,9 @@ impl Generator {
             embedding = run.outputs.shift_remove("embedding");
         }
         let values = embedding.ok_or(Error::NoToken)?.to_f32_vec();
+        if values.iter().any(|x| !x.is_finite()) {
+            return Err(Error::NotFinite { what: "hidden states" });
+        }
         Ok(values.chunks(self.config.block.d_model().max(1)).map(<[f32]>::to_vec).collect())
     }
 }

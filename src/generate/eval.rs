@@ -92,6 +92,7 @@ impl Generator {
         let mut session = self.whole_session(batch)?;
         let mut judged = Evaluation::default();
         for first in (0..piece).step_by(window) {
+            self.check_interrupt()?;
             let len = window.min(piece - first);
             // The last pieces may end before the others; what fills them up does not count.
             let place = |idx: usize| idx / len * piece + first + idx % len;
@@ -107,6 +108,9 @@ impl Generator {
             };
             let losses = losses.to_f32_vec();
             for idx in (0..batch * len).filter(counts) {
+                if !losses[idx].is_finite() {
+                    return Err(Error::NotFinite { what: "losses" });
+                }
                 judged.n_tokens += 1;
                 judged.n_bytes += n_bytes.get(place(idx) + 1).map_or(0, |&n| n as u64);
                 judged.loss_sum += f64::from(losses[idx]);

@@ -7,7 +7,7 @@ use monopass_ir::storage::StoredTensor;
 use monopass_ir::{Elements, TensorData};
 
 /// Elements of each tensor that are looked at, at most.
-const SAMPLES: usize = 256;
+const SAMPLES: usize = 1 << 16;
 
 /// The fingerprint of a model: of its configuration, and of the names, shapes, storage and some elements of its weights, in
 /// any order. No protection against those who want two models to have the same.

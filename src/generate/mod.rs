@@ -80,7 +80,18 @@ pub struct Generator {
     chunk_len: usize,
     /// States that do not start from zero, of one sequence.
     initial: Tensors,
+    interrupt: Interrupt,
     programs: IndexMap<Shape, Program>,
+}
+
+/// Says when to stop.
+#[derive(Clone)]
+struct Interrupt(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl std::fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Interrupt").field(&self.0.is_some()).finish()
+    }
 }
 
 /// What a program of a model is for.
@@ -159,7 +170,27 @@ impl Generator {
         // A decode step of a graph that does not fit its weights is an error here and not with the first text.
         model::graph(&config, 1, 1, step_graph(false))?;
         let (compile, chunk_len) = (options.compile.clone(), options.chunk_len.max(1));
-        Ok(Self { engine: engine.clone(), config, params, fingerprint, compile, chunk_len, initial, programs: IndexMap::new() })
+        Ok(Self {
+            engine: engine.clone(),
+            config,
+            params,
+            fingerprint,
+            compile,
+            chunk_len,
+            initial,
+            interrupt: Interrupt(None),
+            programs: IndexMap::new(),
+        })
+    }
+
+    /// Asks `stop` before each chunk of a prompt or text; once it says so, what is under way ends with [`Error::Interrupted`], and sequences
+    /// keep the states that they have by then. While tokens come, `on_token` ends a generation.
+    pub fn interrupt_with(&mut self, stop: impl Fn() -> bool + Send + Sync + 'static) {
+        self.interrupt = Interrupt(Some(Arc::new(stop)));
+    }
+
+    fn check_interrupt(&self) -> Result<(), Error> {
+        if self.interrupt.0.as_ref().is_some_and(|stop| stop()) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// The model.

@@ -1,6 +1,6 @@
 //! Sequences that join a running batch and leave it.
 
-use super::decode::{Step, make_like, tokens_of, u32s};
+use super::decode::{Step, check_drawn, make_like, tokens_of, u32s};
 use super::{Generated, Generator, Sampling, Sequence};
 use crate::engine::Session;
 use crate::error::Error;
@@ -79,6 +79,7 @@ impl Slots {
         let mut drawn = Vec::new();
         for ((slot, sequence), &token) in self.slots.iter_mut().enumerate().zip(next) {
             if let Some(sequence) = sequence {
+                check_drawn(token, generator.config.n_tokens())?;
                 sequence.tokens.push(token);
                 drawn.push((slot, token));
             }

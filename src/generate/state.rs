@@ -2,8 +2,10 @@
 
 use super::{Generator, Sampling, Sequence};
 use crate::error::Error;
+use crate::train::hash::fnv1a;
 use monopass_blocks::cases::read_tensors;
 use monopass_blocks::checkpoint::{read_metadata, write_tensors};
+use monopass_ir::eval::Tensors;
 use monopass_ir::{Elements, TensorData};
 use serde::{Deserialize, Serialize};
 
@@ -51,15 +53,19 @@ pub enum StateError {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Description {
     format_version: u32,
     fingerprint: String,
+    /// Hash of everything else, so that what was changed is found.
+    checksum: String,
     n_consumed: usize,
     drawn: Option<u32>,
     sampling: Settings,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Settings {
     repetition_penalty: f32,
     temperature: f32,
@@ -76,7 +82,7 @@ impl Generator {
     /// # Errors
     /// What a read-back can meet.
     pub async fn save(&self, sequence: &Sequence) -> Result<Vec<u8>, Error> {
-        let mut tensors = indexmap::IndexMap::new();
+        let mut tensors = Tensors::new();
         let mut n_consumed = sequence.n_consumed;
         for (name, _) in self.state_types(1)? {
             if n_consumed > 0 && sequence.session.ty(&name).is_some() {
@@ -92,12 +98,21 @@ impl Generator {
         let description = Description {
             format_version: FORMAT_VERSION,
             fingerprint: hex(self.fingerprint),
+            checksum: String::new(),
             n_consumed,
             drawn: sequence.known_next(),
             sampling: Settings { repetition_penalty, temperature, top_k, top_p, min_p, seed },
         };
+        let checksum = checksum(&description, &tensors);
+        let description = Description { checksum, ..description };
         let text = serde_json::to_string(&description).map_err(|_| Error::NoToken)?;
         Ok(write_tensors("the sequence", &tensors, Some((KEY, &text)))?)
+    }
+
+    /// Whether bytes look like a file that [`save`](Self::save) made, of whatever model.
+    #[must_use]
+    pub fn is_saved(bytes: &[u8]) -> bool {
+        read_metadata(bytes, KEY).is_some()
     }
 
     /// The sequence in the bytes of a file that [`save`](Self::save) made; `file` is its name for messages. It goes on exactly as it
@@ -120,6 +135,9 @@ impl Generator {
             return Err(StateError::OtherModel { file: file.to_owned(), saved: description.fingerprint, model }.into());
         }
         let mut tensors = read_tensors(file, bytes).map_err(|error| wrong(first_line(&error.to_string())))?;
+        if description.checksum != checksum(&description, &tensors) {
+            return Err(wrong("it was changed".to_owned()).into());
+        }
         let Settings { repetition_penalty, temperature, top_k, top_p, min_p, seed } = description.sampling;
         let sampling = Sampling { repetition_penalty, temperature, top_k, top_p, min_p, seed };
         sampling.check().map_err(|error| wrong(first_line(&error.to_string())))?;
@@ -149,6 +167,29 @@ impl Generator {
         (sequence.n_consumed, sequence.drawn) = (n_consumed, description.drawn.map(|next| (next, sampling)));
         Ok(sequence)
     }
+}
+
+/// Of the description without its checksum, and of all tensors in the order of their names.
+fn checksum(description: &Description, tensors: &Tensors) -> String {
+    let Description { format_version, fingerprint, checksum: _, n_consumed, drawn, sampling } = description;
+    let Settings { repetition_penalty, temperature, top_k, top_p, min_p, seed } = sampling;
+    let floats = [repetition_penalty, temperature, top_p, min_p].map(|x| x.to_bits());
+    let head = format!("{format_version} {fingerprint} {n_consumed} {drawn:?} {floats:?} {top_k} {seed}");
+    let mut names: Vec<&String> = tensors.keys().collect();
+    names.sort_unstable();
+    let of_tensor = |name: &String| {
+        let tensor = &tensors[name];
+        let bytes: Box<dyn Iterator<Item = u8>> = match tensor.elements() {
+            Elements::F32(v) => Box::new(v.iter().flat_map(|x| x.to_le_bytes())),
+            Elements::U32(v) => Box::new(v.iter().flat_map(|x| x.to_le_bytes())),
+            // Sequences have no others; a file with some is refused for their types.
+            Elements::I32(_) | Elements::F16(_) | Elements::Bf16(_) | Elements::I8(_) | Elements::Bool(_) => Box::new(std::iter::empty()),
+        };
+        let bytes = format!("{name} {:?}", tensor.shape()).into_bytes().into_iter().chain(bytes);
+        fnv1a(bytes)
+    };
+    let tensors: Vec<u64> = names.into_iter().map(of_tensor).collect();
+    hex(fnv1a(format!("{head} {tensors:?}").into_bytes()))
 }
 
 fn hex(number: u64) -> String {

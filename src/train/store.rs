@@ -11,7 +11,7 @@ use monopass_blocks::checkpoint::{WEIGHTS_FILE, write_tensors};
 use monopass_ir::eval::Tensors;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where saves lie in a run's directory.
@@ -64,7 +64,7 @@ pub struct Saved {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: the file cannot be read or written\n  help: check that the directory is there, may be written, and has room", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -248,27 +248,12 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
     fs::read(path).map_err(|source| StoreError::Io { path: path.to_owned(), source })
 }
 
-/// Writes a file so that at any time either the old or the new one is there, whole.
+/// [`crate::fs::write_atomically`], with this module's errors.
 ///
 /// # Errors
 /// [`StoreError::Io`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let beside = path.with_extension("tmp");
-    let write = || -> io::Result<()> {
-        let mut file = fs::File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        // Names of two files reach the disk in the order in which they were given only if the directory is written between them.
-        #[cfg(unix)]
-        fs::File::open(path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new(".")))?.sync_all()?;
-        Ok(())
-    };
-    write().map_err(|source| {
-        // What is half written is of no use; if it cannot be removed, the next save overwrites it.
-        let _ = fs::remove_file(&beside);
-        StoreError::Io { path: path.to_owned(), source }
-    })
+    crate::fs::write_atomically(path, bytes).map_err(|source| StoreError::Io { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

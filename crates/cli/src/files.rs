@@ -26,7 +26,7 @@ impl MappedFiles {
         let path = self.0.locate(name);
         self.read(name).map_err(|error| {
             let path = path.map_or_else(|| name.to_owned(), |path| path.display().to_string());
-            Failure::new(format!("{path}: {error}")).into()
+            Failure::new(format!("{path}: {error}")).help("check that it is a file that may be read").into()
         })
     }
 

@@ -57,7 +57,7 @@ impl ModelArgs {
     /// How texts become its tokens.
     pub(crate) fn vocabulary(&self, files: &MappedFiles, opened: &Opened<'_>) -> Result<Vocabulary> {
         if self.ids {
-            return Ok(Vocabulary::Numbers);
+            return Ok(Vocabulary::Numbers(opened.config().n_tokens()));
         }
         Vocabulary::open(&self.path, files, opened.config().n_tokens())
     }

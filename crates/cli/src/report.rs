@@ -94,7 +94,7 @@ impl Diagnostic for Failure {
 
 /// A file that could not be read or written.
 pub(crate) fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("{}: {error}", path.display()))
+    Failure::new(format!("{}: {error}", path.display())).help("check the path, and that it may be read or written")
 }
 
 /// Errors of the libraries as reports.

@@ -1,6 +1,7 @@
 //! Texts as tokens of a model, and back.
 
 use crate::files::MappedFiles;
+use crate::output::note;
 use crate::report::{Failure, OrReport};
 use miette::Result;
 use monopass::blocks::checkpoint::CONFIG_FILE;
@@ -22,8 +23,8 @@ pub(crate) enum Vocabulary {
     Bytes,
     /// By the tokenizer beside the model.
     Tokens(Box<Tokenizer>),
-    /// Texts are numbers of tokens.
-    Numbers,
+    /// Texts are numbers of tokens, of which there are so many.
+    Numbers(usize),
 }
 
 /// Text of tokens as they come.
@@ -63,12 +64,18 @@ impl Vocabulary {
                 })?;
                 tokenizer.encode(text).or_report()
             }
-            Self::Numbers => {
+            Self::Numbers(n_tokens) => {
                 let text = String::from_utf8_lossy(text);
                 let number = |word: &str| {
                     let wrong =
                         || Failure::new(format!("{what}: {word:?} is no number of a token")).help("with --ids, give numbers and spaces");
-                    word.parse::<u32>().map_err(|_| wrong().into())
+                    let token = word.parse::<u32>().map_err(|_| wrong())?;
+                    if usize::try_from(token).is_ok_and(|token| token < *n_tokens) {
+                        return Ok(token);
+                    }
+                    Err(Failure::new(format!("{what}: token {token} is not below the model's vocabulary of {n_tokens}"))
+                        .help("give tokens of this model")
+                        .into())
                 };
                 let tokens: Vec<u32> = text.split_whitespace().map(number).collect::<Result<_>>()?;
                 // Numbers stand for no text.
@@ -77,12 +84,12 @@ impl Vocabulary {
         }
     }
 
-    /// Text of tokens as they come.
-    pub(crate) fn stream(&self) -> TextStream<'_> {
+    /// Text of tokens as they come, as it is written after the tokens `before`.
+    pub(crate) fn stream_after(&self, before: &[u32]) -> TextStream<'_> {
         match self {
             Self::Bytes => TextStream::Bytes(Utf8Stream::default()),
-            Self::Tokens(tokenizer) => TextStream::Tokens(tokenizer.stream()),
-            Self::Numbers => TextStream::Numbers(false),
+            Self::Tokens(tokenizer) => TextStream::Tokens(tokenizer.stream_after(before)),
+            Self::Numbers(_) => TextStream::Numbers(false),
         }
     }
 
@@ -92,7 +99,10 @@ impl Vocabulary {
         for file in [GENERATION_FILE, CONFIG_FILE] {
             let Some(bytes) = files.get(file)? else { continue };
             // A configuration that is no JSON was refused with the model; the other file only adds to it.
-            let Ok(value) = serde_json::from_slice::<Value>((*bytes).as_ref()) else { continue };
+            let Ok(value) = serde_json::from_slice::<Value>((*bytes).as_ref()) else {
+                note(&format!("warning: {file} is no JSON, and not read"));
+                continue;
+            };
             let ids = &value["eos_token_id"];
             let ids: Vec<u64> =
                 ids.as_array().map_or_else(|| ids.as_u64().into_iter().collect(), |ids| ids.iter().filter_map(Value::as_u64).collect());

@@ -510,14 +510,15 @@ op_table! {
     /// A token for each row of logits, drawn from what the row's settings keep of its distribution.
     ///
     /// Shapes: `logits [.., V]`, `settings [.., 4]` = temperature, top k, top p and min p, `uniform [..]` in `[0, 1)`, all f32 →
-    /// `[..]` u32 below V.
+    /// `[..]` u32 below V, or V for none.
     ///
     /// Where the temperature is not above zero, the largest logit, the lowest index of equal ones. Else the weights are
     /// `w = exp((logit - largest) / temperature)`, and of them are kept, one rule after the other: logits not below the `top_k`-th
     /// largest, where `top_k` is from 1 to V - 1; of those, not below the last of the largest whose weights together reach `top_p` of
     /// what is left, where `top_p` lies between 0 and 1; of those, weights of at least `min_p`. Equal logits are kept or
     /// dropped together, and the largest is always kept. The token is the first one in order of the indices
-    /// at which the sum of the kept weights exceeds `uniform` times their total. A row whose largest logit is not finite gives its index.
+    /// at which the sum of the kept weights exceeds `uniform` times their total. A row whose largest logit is not finite (NaN
+    /// counts as larger than all) has no token, whatever the settings: V.
     ///
     /// Source: the order and the meaning of the rules are those of the logits processors of Hugging Face transformers.
     Sample sample(logits: Value, settings: Value, uniform: Value) {} -> (index) Choice, Sums;

@@ -26,7 +26,7 @@ pub enum CheckpointError {
     )]
     NoWeights,
     /// A file is not JSON.
-    #[error("{file}: not valid JSON")]
+    #[error("{file}: not valid JSON\n  help: the file was cut off or changed; get it again")]
     Json {
         /// The file.
         file: String,

@@ -41,13 +41,16 @@ pub(super) fn eval<'a, R: Real>(op: &Op, mut operands: Operands<'a, R>, ty: &Ten
     Ok(Array { shape: ty.shape.clone(), data: Data::U32(chosen.into()) })
 }
 
-/// The token that a row's settings and number choose.
+/// The token that a row's settings and number choose; their number where the largest logit is not finite.
 fn choose<R: Real>(logits: &[R], settings: &[R], uniform: R) -> usize {
     let (zero, one) = (R::ZERO, R::ONE);
     let (best, largest) = largest(logits);
+    if !largest.is_finite() {
+        return logits.len();
+    }
+    // Not drawn either where the temperature is no number.
     let &[temperature, top_k, top_p, min_p] = settings else { return best };
-    // Not so either where the temperature is no number.
-    let is_drawn = temperature > zero && largest.is_finite();
+    let is_drawn = temperature > zero;
     if !is_drawn {
         return best;
     }

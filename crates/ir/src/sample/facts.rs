@@ -101,7 +101,7 @@ pub(super) fn of_results(op: &Op, operands: &[Option<Known<'_>>], results: &[Ten
             let (logits, settings, uniform) = (known(0)?, known(1)?.0, known(2)?.0);
             let in_domain = settings.lo >= 0.0 && uniform.lo >= 0.0 && uniform.hi < 1.0;
             let n_tokens = n_as_f64(*logits.1.shape.last()?);
-            (logits.0.is_exact() && settings.is_exact() && uniform.is_exact() && in_domain).then(|| Facts::exact(0.0, n_tokens - 1.0))?
+            (logits.0.is_exact() && settings.is_exact() && uniform.is_exact() && in_domain).then(|| Facts::exact(0.0, n_tokens))?
         }
         Op::Cumsum { axis, .. } => {
             let (x, ty) = known(0)?;

@@ -79,8 +79,9 @@ impl Row {
             kb.line(format!("let {name} = {x};"));
         }
         // A row is drawn from if its largest logit is finite and its temperature is above zero.
+        kb.line("let is_finite = best > 0x007fffffu && best < 0xff800000u;");
         kb.open("if (lid == 0u)");
-        kb.line("let is_drawn = temperature > 0.0 && best > 0x007fffffu && best < 0xff800000u;");
+        kb.line("let is_drawn = temperature > 0.0 && is_finite;");
         kb.line("let has_k = is_drawn && top_k >= 1.0 && top_k < f32(n);");
         kb.line("let has_p = is_drawn && top_p > 0.0 && top_p < 1.0;");
         kb.line("rules = select(0u, 1u, is_drawn) | select(0u, 2u, has_k) | select(0u, 4u, has_p);");
@@ -89,7 +90,7 @@ impl Row {
         let largest = self.logit(&mut kb, "place");
         kb.line(format!("let largest = {largest};"));
         kb.line("var keep = 0u;");
-        kb.line("var chosen = place;");
+        kb.line("var chosen = select(n, place, is_finite);");
         kb.line("var owner = 0u;");
         kb.line("var before = 0.0;");
         kb.line("var goal = 0.0;");

@@ -12,15 +12,15 @@ use crate::report::{Failure, OrReport, io_failure};
 use crate::vocabulary::Vocabulary;
 use crate::{Outcome, engine};
 use miette::Result;
+use monopass::fs::{check_writable, write_atomically};
 use monopass::generate::{DEFAULT_CHUNK_LEN, Generated, Generator, Sampling, Sequence};
 use monopass::lower::dump::NoDump;
-use monopass::train::store::write_atomically;
 use monopass::{CompileOptions, Plan};
 use sampling::SamplingArgs;
 use serde_json::json;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use writing::{Ends, Writing};
 
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     save_state: Option<PathBuf>,
     /// Look for the first value that is not finite on the way of the prompts, and generate nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with = "save_state")]
     trace_nan: bool,
     #[command(flatten)]
     executor: ExecutorArgs,
@@ -75,6 +75,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let prompts = prompts(args)?;
     args.sampling.check()?;
+    args.save_state.as_deref().map_or(Ok(()), check_target)?;
     let saved = args.load_state.as_ref().map(|path| files::bytes(path).map_err(|error| io_failure(path, &error))).transpose()?;
     let files = args.model.files()?;
     let opened = args.model.open(&files)?;
@@ -94,31 +95,60 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     prepare(&mut generator, &texts)?;
     note(&compiled(&generator, &texts[0].sampling, &args.passes.options())?);
     let interrupt = Interrupt::listen()?;
-    let first_of_batch: Vec<usize> = (0..texts.len()).step_by(args.batch).collect();
-    for first in first_of_batch {
-        let last = texts.len().min(first + args.batch);
-        let is_single = texts.len() == 1;
-        let n_prompt: Vec<usize> = texts[first..last].iter().map(|text| text.tokens().len()).collect();
-        let mut job = Job { args, vocabulary: &vocabulary, ends: &ends, interrupt: &interrupt, is_single };
-        let done = job.run(&mut generator, &mut texts[first..last])?;
-        job.report(&generator, &texts[first..last], first, &n_prompt, &done)?;
-        if interrupt.is_set() {
+    let stop = interrupt.clone();
+    generator.interrupt_with(move || stop.is_set());
+    let written = write(args, &mut generator, &mut texts, &Job { args, vocabulary: &vocabulary, ends: &ends, interrupt: &interrupt });
+    // Also where stdout took no more of it.
+    if let (Some(path), [text]) = (&args.save_state, texts.as_slice()) {
+        save(&generator, text, path)?;
+    }
+    written?;
+    Ok(Outcome::Good)
+}
+
+/// Continues the texts, batch by batch, and writes what comes.
+fn write(args: &Args, generator: &mut Generator, texts: &mut [Sequence], job: &Job<'_>) -> Result<()> {
+    let is_single = texts.len() == 1;
+    let n_texts = texts.len();
+    for first in (0..n_texts).step_by(args.batch) {
+        let batch = &mut texts[first..n_texts.min(first + args.batch)];
+        let n_prompt: Vec<usize> = batch.iter().map(|text| text.tokens().len()).collect();
+        let done = job.run(generator, batch, is_single)?;
+        job.report(generator, batch, first, &n_prompt, &done, is_single)?;
+        if job.interrupt.is_set() {
+            let n_left = n_texts - first - batch.len();
+            if n_left > 0 {
+                note(&format!("interrupted: {} not begun", counted(n_left as u64, "prompt")));
+            }
             break;
         }
     }
-    if let (Some(path), [text]) = (&args.save_state, texts.as_slice()) {
-        let saved = pollster::block_on(generator.save(text)).or_report()?;
-        write_atomically(path, &saved).or_report()?;
-        note(&format!("saved {} after {} to {}", bytes(saved.len() as u64), counted(text.tokens().len() as u64, "token"), path.display()));
+    Ok(())
+}
+
+fn save(generator: &Generator, text: &Sequence, path: &Path) -> Result<()> {
+    let saved = pollster::block_on(generator.save(text)).or_report()?;
+    write_atomically(path, &saved).map_err(|error| io_failure(path, &error))?;
+    note(&format!("saved {} after {} to {}", bytes(saved.len() as u64), counted(text.tokens().len() as u64, "token"), path.display()));
+    Ok(())
+}
+
+/// A place that cannot be written, or a file that is something else, is found before there is anything to lose.
+fn check_target(path: &Path) -> Result<()> {
+    check_writable(path).map_err(|error| io_failure(path, &error))?;
+    let is_other = |bytes: Vec<u8>| !bytes.is_empty() && !Generator::is_saved(&bytes);
+    if files::bytes(path).is_ok_and(is_other) {
+        let what = format!("{}: there is a file that is no saved text", path.display());
+        return Err(Failure::new(what).help("give another file to --save-state").into());
     }
-    Ok(Outcome::Good)
+    Ok(())
 }
 
 /// Name and text of each prompt.
 fn prompts(args: &Args) -> Result<Vec<(String, Vec<u8>)>> {
     let mut prompts: Vec<(String, Vec<u8>)> = Vec::new();
-    for text in &args.prompt {
-        prompts.push(("--prompt".to_owned(), text.as_encoded_bytes().to_vec()));
+    for (idx, text) in args.prompt.iter().enumerate() {
+        prompts.push((format!("--prompt {}", idx + 1), text.as_encoded_bytes().to_vec()));
     }
     for path in &args.prompt_file {
         let text = files::bytes(path).map_err(|error| io_failure(path, &error))?;
@@ -207,7 +237,6 @@ struct Job<'a> {
     vocabulary: &'a Vocabulary,
     ends: &'a Ends,
     interrupt: &'a Interrupt,
-    is_single: bool,
 }
 
 /// What came of them.
@@ -222,9 +251,10 @@ struct Done {
 
 impl Job<'_> {
     /// Generates; a single text goes to stdout as it comes.
-    fn run(&mut self, generator: &mut Generator, texts: &mut [Sequence]) -> Result<Done> {
-        let is_streamed = self.is_single && !self.args.json;
-        let mut writings: Vec<Writing<'_>> = texts.iter().map(|_| Writing::new(self.vocabulary, self.ends, is_streamed)).collect();
+    fn run(&self, generator: &mut Generator, texts: &mut [Sequence], is_single: bool) -> Result<Done> {
+        let is_streamed = is_single && !self.args.json;
+        let mut writings: Vec<Writing<'_>> =
+            texts.iter().map(|text| Writing::new(self.vocabulary.stream_after(text.tokens()), self.ends, is_streamed)).collect();
         let start = Instant::now();
         let (mut first, mut total) = (Duration::ZERO, Duration::ZERO);
         let mut problem = None;
@@ -238,8 +268,11 @@ impl Job<'_> {
                 false
             });
             if goes_on && problem.is_none() && !self.interrupt.is_set() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        }))
-        .or_report()?;
+        }));
+        let generated = match generated {
+            Err(monopass::Error::Interrupted) => vec![Generated::default(); writings.len()],
+            other => other.or_report()?,
+        };
         if let Some(error) = problem {
             return Err(error);
         }
@@ -249,7 +282,15 @@ impl Job<'_> {
     }
 
     /// The texts of several prompts, or JSON, on stdout; figures on stderr.
-    fn report(&self, generator: &Generator, texts: &[Sequence], first_idx: usize, n_prompt: &[usize], done: &Done) -> Result<()> {
+    fn report(
+        &self,
+        generator: &Generator,
+        texts: &[Sequence],
+        first_idx: usize,
+        n_prompt: &[usize],
+        done: &Done,
+        is_single: bool,
+    ) -> Result<()> {
         let Done { generated, texts: written, first, total } = done;
         let Some(last) = generated.first() else { return Ok(()) };
         let step = &last.step;
@@ -299,7 +340,7 @@ impl Job<'_> {
                     "device_peak_bytes": peak,
                 });
                 print_line(&object.to_string())?;
-            } else if !self.is_single {
+            } else if !is_single {
                 print_line(&format!("[{}] {}", first_idx + idx + 1, writing::for_terminal(text)))?;
             }
         }

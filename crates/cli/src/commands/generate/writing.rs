@@ -47,10 +47,10 @@ pub(crate) struct Writing<'a> {
 
 impl<'a> Writing<'a> {
     /// Streamed texts go to stdout as they come.
-    pub(crate) fn new(vocabulary: &'a Vocabulary, ends: &'a Ends, is_streamed: bool) -> Self {
+    pub(crate) fn new(stream: TextStream<'a>, ends: &'a Ends, is_streamed: bool) -> Self {
         Self {
             ends,
-            stream: vocabulary.stream(),
+            stream,
             stops: StopTexts::new(&ends.texts),
             text: String::new(),
             is_streamed,
@@ -125,7 +125,7 @@ mod tests {
         let ends =
             |texts: &[&str], tokens: &[u32]| Ends { texts: texts.iter().map(|&text| text.to_owned()).collect(), tokens: tokens.to_vec() };
         let written = |ends: &Ends, text: &str| {
-            let mut writing = Writing::new(&vocabulary, ends, false);
+            let mut writing = Writing::new(vocabulary.stream_after(&[]), ends, false);
             let n_taken = text.bytes().take_while(|&byte| writing.take(byte.into()).unwrap()).count();
             (n_taken, writing.finish(false).unwrap())
         };

@@ -68,9 +68,11 @@ fn without_a_temperature_the_first_largest_is_chosen() -> Fallible<()> {
         assert_eq!(drawn(&[1.0, 3.0, 2.0, 3.0], [temperature, 2.0, 0.5, 0.1], &[0.0, 0.6, 0.99])?, [1, 1, 1]);
     }
     assert_eq!(drawn(&[5.0], [1.0, 1.0, 0.5, 0.1], &[0.0, 0.6, 0.99])?, [0, 0, 0]);
-    // What is not finite ends with its own index.
-    for (logits, index) in [([1.0, f32::NAN, 2.0], 1), ([f32::NEG_INFINITY; 3], 0), ([0.0, f32::INFINITY, 9.0], 1)] {
-        assert_eq!(drawn(&logits, [1.0, 0.0, 0.0, 0.0], &[0.9])?, [index]);
+    // What is not finite has no token.
+    for logits in [[1.0, f32::NAN, 2.0], [f32::NEG_INFINITY; 3], [0.0, f32::INFINITY, 9.0]] {
+        for temperature in [0.0, 1.0] {
+            assert_eq!(drawn(&logits, [temperature, 0.0, 0.0, 0.0], &[0.9])?, [3]);
+        }
     }
     // Minus infinity is a token that is never drawn.
     assert_eq!(drawn(&[0.0, f32::NEG_INFINITY, 0.0], [1.0, 0.0, 0.0, 0.0], &[0.0, 0.49, 0.51, 0.9999])?, [0, 0, 2, 2]);
