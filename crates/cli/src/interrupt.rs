@@ -4,8 +4,12 @@ use crate::report::OrReport;
 use miette::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-/// Becomes true with Ctrl-C. A second one ends the process at once.
+/// Signals that are no further apart are one.
+const SAME_WISH: Duration = Duration::from_millis(300);
+
+/// Becomes true with Ctrl-C, or when the system asks the process to end. A second time ends it at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
@@ -14,8 +18,11 @@ impl Interrupt {
     pub(crate) fn listen() -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
+        let mut first: Option<Instant> = None;
         let handler = move || {
-            if told.swap(true, Ordering::Relaxed) {
+            told.store(true, Ordering::Relaxed);
+            // A process and its group may be told of one wish one after the other.
+            if first.get_or_insert_with(Instant::now).elapsed() > SAME_WISH {
                 std::process::exit(130);
             }
         };
