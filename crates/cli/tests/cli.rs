@@ -381,7 +381,8 @@ fn altered(id: &str, name: &str, file: &str, from: &[u8], to: &[u8]) -> Outcome<
 #[test]
 fn bad_checkpoints_of_state_spaces_are_one_clear_error() -> Outcome {
     let check = |dir: &Path, more: &[&str], what: &str| -> Outcome {
-        for command in [&["inspect"][..], &["generate", "--prompt", "a", "--tokens", "1", "--model"]] {
+        for command in [&["inspect"][..], &["generate", "--prompt", "a", "--tokens", "1", "--model"], &["embed", "--text", "a", "--model"]]
+        {
             let args = command.iter().map(AsRef::as_ref).chain([dir.as_os_str()]).chain(more.iter().map(AsRef::as_ref));
             check_bad(&run(args)?, 1, what);
         }
@@ -470,7 +471,8 @@ fn bad_checkpoints_are_one_clear_error() -> Outcome {
     let dir = scratch("checkpoints")?;
     let source = project("tests/golden/ckpt_hf_mamba2");
     let bad = |what: &str| -> Outcome {
-        for command in [&["inspect"][..], &["generate", "--prompt", "a", "--tokens", "1", "--model"]] {
+        for command in [&["inspect"][..], &["generate", "--prompt", "a", "--tokens", "1", "--model"], &["embed", "--text", "a", "--model"]]
+        {
             check_bad(&run(command.iter().map(AsRef::as_ref).chain([dir.as_os_str()]))?, 1, what);
         }
         Ok(())
