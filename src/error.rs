@@ -116,7 +116,7 @@ pub enum Error {
     )]
     NotFinite {
         /// What it gave.
-        what: &'static str,
+        what: String,
     },
     /// A generation was told to stop before its first token.
     #[error("interrupted")]

@@ -202,7 +202,9 @@ impl TokenStream<'_> {
     fn rest(&self) -> Result<String, TokenizerError> {
         let told = self.tokenizer.decode(&self.tokens[..self.n_told])?;
         let all = self.tokenizer.decode(&self.tokens)?;
-        Ok(all.get(told.len()..).unwrap_or_default().to_owned())
+        // Where what was told ended within a character, that one is told again, whole.
+        let n_told = if all.starts_with(&told) { told.len() } else { told.trim_end_matches(char::REPLACEMENT_CHARACTER).len() };
+        Ok(all.get(n_told..).unwrap_or_default().to_owned())
     }
 }
 
@@ -279,6 +281,12 @@ mod tests {
         let parts: Vec<String> = [0, 1, 2, 1].into_iter().map(|token| stream.push(token).unwrap()).collect();
         assert_eq!(parts, ["the", " cat", "s", " cat"]);
         assert_eq!(words.stream_after(&[0]).push(1).unwrap(), " cat");
+        // A text that goes on within a character.
+        for (before, rest) in [(&[0, 4][..], &[5, 6, 0][..]), (&[0, 4, 5], &[6, 0])] {
+            let mut stream = tokenizer.stream_after(before);
+            let told: String = rest.iter().map(|&token| stream.push(token).unwrap()).collect();
+            assert_eq!(told, "€t");
+        }
         // Bytes that are no character are told in the end, and special tokens are forgotten.
         let mut stream = tokenizer.stream_after(&[]);
         let told: String = std::iter::repeat_n(2, 100).map(|token| stream.push(token).unwrap()).collect();

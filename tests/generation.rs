@@ -210,12 +210,58 @@ fn a_text_that_was_stopped_goes_on_exactly_also_from_disk() -> Outcome {
                     for own in [&mut own, &mut loaded] {
                         assert_eq!(more(&mut generator, own, 24 - stop_after)?, whole[stop_after..], "{}", engine.describe());
                     }
+                    // A place among slots, too, and a batch with another text.
+                    let mut slots = Slots::new(&generator, 2, true)?;
+                    let joining = generator.restore("state", &bytes)?;
+                    let slot = block_on(slots.join(&mut generator, joining))?;
+                    assert_eq!(block_on(slots.step(&mut generator))?, [(slot, whole[stop_after])]);
+                    let mut both = vec![generator.restore("state", &bytes)?, sequence(&generator, &prompt, sampling)?];
+                    block_on(generator.prefill(&mut both[0]))?;
+                    let batch = block_on(generator.generate_all(&mut both, 1, async |_, _| ControlFlow::Continue(())))?;
+                    assert_eq!((batch[0].tokens[0], batch[1].tokens[0]), (whole[stop_after], whole[0]));
+                    for (own, n) in both.iter_mut().zip([stop_after + 1, 1]) {
+                        assert_eq!(more(&mut generator, own, 3)?, whole[n..n + 3]);
+                    }
                     let mut more_text = generator.restore("state", &bytes)?;
                     more_text.push(&[5, 6]);
                     let longer = more_text.tokens().to_vec();
                     assert_eq!(more(&mut generator, &mut more_text, 6)?, alone(&mut generator, &longer, sampling, 6)?);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// A model whose logits are no numbers once token 5 was seen.
+#[test]
+fn a_text_without_numbers_is_named_and_the_others_go_on() -> Outcome {
+    for engine in engines()? {
+        for config in configs() {
+            let mut weights = params(&config)?;
+            let table = weights.get_mut("backbone.embedding.weight").and_then(TensorData::as_f32_mut).ok_or("no table")?;
+            let d_model = table.len() / config.vocab_size;
+            table[5 * d_model..6 * d_model].fill(f32::NAN);
+            let mut generator = block_on(Generator::new(&engine, config.clone(), weights))?;
+            let mut own = sequence(&generator, &[1, 5, 2], Sampling::default())?;
+            let error = more(&mut generator, &mut own, 3).unwrap_err().to_string();
+            assert!(error.contains("the model's logits of sequence 0 are not finite"), "{error}");
+            let mut slots = Slots::new(&generator, 3, true)?;
+            let good = [vec![1, 2, 3], vec![7, 8]];
+            let mut expected = Vec::new();
+            for prompt in &good {
+                expected.push(alone(&mut generator, prompt, Sampling::default(), 1)?[0]);
+            }
+            for prompt in [&good[0], &vec![5, 1], &good[1]] {
+                let own = sequence(&generator, prompt, Sampling::default())?;
+                block_on(slots.join(&mut generator, own))?;
+            }
+            for _ in 0..2 {
+                let error = block_on(slots.step(&mut generator)).unwrap_err().to_string();
+                assert!(error.contains("logits of slot 1"), "{error}");
+            }
+            assert_eq!(slots.leave(&generator, 1)?.ok_or("no sequence")?.tokens(), [5, 1]);
+            assert_eq!(block_on(slots.step(&mut generator))?, [(0, expected[0]), (2, expected[1])]);
         }
     }
     Ok(())

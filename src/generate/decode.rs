@@ -28,6 +28,8 @@ struct Row {
     n_left: usize,
     /// The next read-back has the token after the last one.
     awaits_next: bool,
+    /// Tokens that the states have, once the sequence has ended.
+    n_consumed: usize,
 }
 
 impl Generator {
@@ -38,6 +40,10 @@ impl Generator {
     /// [`Error::EmptyPrompt`]; [`Error::UnknownToken`]; what a run can meet, after which the sequence has its tokens and no states.
     pub async fn prefill(&mut self, sequence: &mut Sequence) -> Result<(), Error> {
         self.check(sequence)?;
+        // A text that was stopped may have all of them, and the token after them.
+        if sequence.known_next().is_some() {
+            return Ok(());
+        }
         self.take_prompt(sequence, &mut Generated::default()).await
     }
 
@@ -75,7 +81,8 @@ impl Generator {
             self.check(sequence)?;
         }
         let mut total = Generated::default();
-        let mut rows: Vec<Row> = sequences.iter().map(|_| Row { tokens: Vec::new(), n_left: n_tokens, awaits_next: false }).collect();
+        let mut rows: Vec<Row> =
+            sequences.iter().map(|_| Row { tokens: Vec::new(), n_left: n_tokens, awaits_next: false, n_consumed: 0 }).collect();
         if !sequences.is_empty() && n_tokens > 0 {
             for (idx, (sequence, row)) in sequences.iter_mut().zip(&mut rows).enumerate() {
                 if let Some(next) = sequence.known_next() {
@@ -88,15 +95,15 @@ impl Generator {
             if rows.iter().any(|row| row.n_left > 0) {
                 let mut session = self.batch_session(sequences, &mut total).await?;
                 self.decode(&mut session, sequences, &mut rows, &mut total, &mut on_token).await?;
-                if let [sequence] = sequences {
-                    sequence.session = session;
+                if let ([sequence], [row]) = (&mut *sequences, rows.as_slice()) {
+                    (sequence.session, sequence.n_consumed) = (session, row.n_consumed);
                 }
             }
         }
         Ok(rows.into_iter().map(|row| Generated { tokens: row.tokens, ..total.clone() }).collect())
     }
 
-    fn check(&self, sequence: &Sequence) -> Result<(), Error> {
+    pub(super) fn check(&self, sequence: &Sequence) -> Result<(), Error> {
         sequence.sampling.check()?;
         if sequence.tokens.is_empty() {
             return Err(Error::EmptyPrompt);
@@ -184,7 +191,7 @@ impl Generator {
     ) -> Result<(), Error> {
         let step = Step::new(self, session, sequences).await?;
         let is_batch = sequences.len() > 1;
-        for sequence in sequences.iter_mut() {
+        for (sequence, _) in sequences.iter_mut().zip(rows.iter()).filter(|(_, row)| row.n_left > 0) {
             (sequence.n_consumed, sequence.drawn) = (0, None);
         }
         let mut flying: Option<Pending> = None;
@@ -204,13 +211,16 @@ impl Generator {
             for (idx, (sequence, row)) in sequences.iter_mut().zip(rows.iter_mut()).enumerate() {
                 let token = next.get(idx).copied().ok_or(Error::NoToken)?;
                 if row.awaits_next {
-                    sequence.drawn = Some((token, sequence.sampling));
+                    // What is none is drawn again, and then reported, if it is asked for.
+                    sequence.drawn = is_drawn(token, n_tokens).then_some((token, sequence.sampling));
                     row.awaits_next = false;
                 }
                 if row.n_left == 0 {
                     continue;
                 }
-                check_drawn(token, n_tokens)?;
+                if !is_drawn(token, n_tokens) {
+                    return Err(Error::NotFinite { what: format!("logits of sequence {idx}") });
+                }
                 row.take(sequence, token);
                 if on_token(idx, token).await.is_break() {
                     row.n_left = 0;
@@ -218,9 +228,11 @@ impl Generator {
                 if row.n_left == 0 {
                     // The step in flight has taken the token as well.
                     row.awaits_next = flying.is_some();
-                    sequence.n_consumed = sequence.tokens.len() - usize::from(!row.awaits_next);
+                    row.n_consumed = sequence.tokens.len() - usize::from(!row.awaits_next);
+                    // That of a single sequence comes back when nothing is under way any more.
                     if is_batch {
                         sequence.session = self.row_of(session, idx)?;
+                        sequence.n_consumed = row.n_consumed;
                     }
                 }
             }
@@ -357,8 +369,8 @@ pub(super) fn padded<'t>(
 }
 
 /// Whether a token was drawn at all.
-pub(super) fn check_drawn(token: u32, n_tokens: usize) -> Result<(), Error> {
-    if usize::try_from(token).is_ok_and(|token| token < n_tokens) { Ok(()) } else { Err(Error::NotFinite { what: "logits" }) }
+pub(super) fn is_drawn(token: u32, n_tokens: usize) -> bool {
+    usize::try_from(token).is_ok_and(|token| token < n_tokens)
 }
 
 pub(super) fn tokens_of(run: &RunOutput) -> Result<&[u32], Error> {

@@ -36,7 +36,7 @@ impl Generator {
         }
         let values = embedding.ok_or(Error::NoToken)?.to_f32_vec();
         if values.iter().any(|x| !x.is_finite()) {
-            return Err(Error::NotFinite { what: "hidden states" });
+            return Err(Error::NotFinite { what: "hidden states".to_owned() });
         }
         Ok(values.chunks(self.config.block.d_model().max(1)).map(<[f32]>::to_vec).collect())
     }

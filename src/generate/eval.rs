@@ -109,7 +109,7 @@ impl Generator {
             let losses = losses.to_f32_vec();
             for idx in (0..batch * len).filter(counts) {
                 if !losses[idx].is_finite() {
-                    return Err(Error::NotFinite { what: "losses" });
+                    return Err(Error::NotFinite { what: "losses".to_owned() });
                 }
                 judged.n_tokens += 1;
                 judged.n_bytes += n_bytes.get(place(idx) + 1).map_or(0, |&n| n as u64);

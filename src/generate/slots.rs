@@ -1,6 +1,6 @@
 //! Sequences that join a running batch and leave it.
 
-use super::decode::{Step, check_drawn, make_like, tokens_of, u32s};
+use super::decode::{Step, is_drawn, make_like, tokens_of, u32s};
 use super::{Generated, Generator, Sampling, Sequence};
 use crate::engine::Session;
 use crate::error::Error;
@@ -51,7 +51,8 @@ impl Slots {
         if sequence.sampling.penalizes() && !self.counts_tokens {
             return Err(Error::NoPenalty { penalty: sequence.sampling.repetition_penalty });
         }
-        generator.prefill(&mut sequence).await?;
+        generator.check(&sequence)?;
+        generator.take_prompt(&mut sequence, &mut Generated::default()).await?;
         self.put(generator, slot, &mut sequence)?;
         self.slots[slot] = Some(sequence);
         self.step = None;
@@ -61,7 +62,8 @@ impl Slots {
     /// The next token of each sequence, in one run.
     ///
     /// # Errors
-    /// What a run can meet; the next step takes the prompts again then.
+    /// [`Error::NotFinite`] names a slot, whose sequence should leave; what a run can meet. No sequence has a new token then, and the
+    /// next step takes the prompts again.
     pub async fn step(&mut self, generator: &mut Generator) -> Result<Vec<(usize, u32)>, Error> {
         if self.n_free() == self.slots.len() {
             return Ok(Vec::new());
@@ -76,10 +78,14 @@ impl Slots {
         let uniform = |slot: &Option<Sequence>| slot.as_ref().map_or(0.0, |own| own.sampling.uniform(own.tokens.len() as u64));
         let run = step.submit_with(&mut self.session, self.slots.iter().map(uniform).collect())?.wait().await?;
         let next = tokens_of(&run)?;
+        let n_tokens = generator.config.n_tokens();
+        let bad = self.slots.iter().zip(next).position(|(slot, &token)| slot.is_some() && !is_drawn(token, n_tokens));
+        if let Some(slot) = bad {
+            return Err(Error::NotFinite { what: format!("logits of slot {slot}") });
+        }
         let mut drawn = Vec::new();
         for ((slot, sequence), &token) in self.slots.iter_mut().enumerate().zip(next) {
             if let Some(sequence) = sequence {
-                check_drawn(token, generator.config.n_tokens())?;
                 sequence.tokens.push(token);
                 drawn.push((slot, token));
             }
@@ -93,9 +99,13 @@ impl Slots {
     /// # Errors
     /// No memory left on the device; a lost device.
     pub fn leave(&mut self, generator: &Generator, slot: usize) -> Result<Option<Sequence>, Error> {
-        let Some(mut sequence) = self.slots.get_mut(slot).and_then(Option::take) else { return Ok(None) };
-        if self.is_whole {
-            sequence.session = generator.row_of(&self.session, slot)?;
+        if self.slots.get(slot).is_none_or(Option::is_none) {
+            return Ok(None);
+        }
+        let session = if self.is_whole { Some(generator.row_of(&self.session, slot)?) } else { None };
+        let Some(mut sequence) = self.slots[slot].take() else { return Ok(None) };
+        if let Some(session) = session {
+            sequence.session = session;
             sequence.n_consumed = sequence.tokens.len() - 1;
         }
         Ok(Some(sequence))

@@ -80,8 +80,9 @@ impl Generator {
     /// model.
     ///
     /// # Errors
-    /// What a read-back can meet.
+    /// Settings outside of their range; what a read-back can meet.
     pub async fn save(&self, sequence: &Sequence) -> Result<Vec<u8>, Error> {
+        sequence.sampling.check()?;
         let mut tensors = Tensors::new();
         let mut n_consumed = sequence.n_consumed;
         for (name, _) in self.state_types(1)? {

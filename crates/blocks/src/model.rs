@@ -124,7 +124,10 @@ fn build(g: &GraphBuilder, config: &LmConfig, sizes: BlockSizes<'_>, [batch, len
     let publish_next = |next: Tensor<'_>| {
         g.output("next", next);
         if options.token == TokenIo::State {
-            g.update("token", next.reshape([batch, 1]));
+            // A row without a token goes on with the last one, so that it does not leave its rows of tables.
+            let last = u32::try_from(config.n_tokens().saturating_sub(1)).unwrap_or(u32::MAX);
+            let token = if options.head == Head::Sample { next.min(g.constant(f64::from(last), DType::U32, [])) } else { next };
+            g.update("token", token.reshape([batch, 1]));
         }
     };
     match options.head {

@@ -282,8 +282,8 @@ fn bad_input_is_one_clear_error_before_any_work() -> Outcome {
         std::fs::write(dir.join(name), bytes)?;
     }
     bad("generate", &dir, &with(&["--trace-nan"]), "layers.1/norm")?;
-    bad("generate", &dir, &with(&[]), "the model's logits are not finite")?;
-    bad("generate", &dir, &with(&["--temperature", "1"]), "the model's logits are not finite")?;
+    bad("generate", &dir, &with(&[]), "the model's logits of sequence 0 are not finite")?;
+    bad("generate", &dir, &with(&["--temperature", "1"]), "the model's logits of sequence 0 are not finite")?;
     bad("embed", &dir, &["--text", "a"], "the model's hidden states are not finite")?;
     bad("eval", &dir, &["--data", file.to_str().unwrap_or_default()], "the model's losses are not finite")?;
     let whole = model("whole", &bytes_config(), 1)?;

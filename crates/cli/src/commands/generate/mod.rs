@@ -99,10 +99,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     generator.interrupt_with(move || stop.is_set());
     let written = write(args, &mut generator, &mut texts, &Job { args, vocabulary: &vocabulary, ends: &ends, interrupt: &interrupt });
     // Also where stdout took no more of it.
-    if let (Some(path), [text]) = (&args.save_state, texts.as_slice()) {
-        save(&generator, text, path)?;
-    }
+    let saved = match (&args.save_state, texts.as_slice()) {
+        (Some(path), [text]) => save(&generator, text, path),
+        _ => Ok(()),
+    };
     written?;
+    saved?;
     Ok(Outcome::Good)
 }
 
